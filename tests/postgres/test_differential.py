@@ -87,7 +87,7 @@ def make_marker(connection: psycopg.Connection) -> None:
 
 
 def rows_of(queue: Queue) -> list[ChangeRow]:
-    return [ChangeRow(offset, source, seq, value) for offset, (source, seq, _, value) in enumerate(queue.records)]
+    return [ChangeRow(offset, value) for offset, (_, _, _, value) in enumerate(queue.records)]
 
 
 def marks(rows: list[ChangeRow]) -> dict[int, int]:

@@ -70,7 +70,7 @@ def transaction(first: int, *steps: tuple, table: str = "keyed", key=("id",)) ->
     def row(place, op, before=None, after=None, unchanged=(), **extra) -> ChangeRow:
         named = ("public", table, tuple(key)) if op in "cud" else (None, None, ())
         origin = Origin("db", "slot", 100, place, 5, *named, unchanged=tuple(unchanged), **extra)
-        return ChangeRow(first + place, "slot", first + place, encode(Change(op, before, after, origin, 1)))
+        return ChangeRow(first + place, encode(Change(op, before, after, origin, 1)))
 
     return [
         row(0, "begin"),
@@ -95,7 +95,7 @@ def emptying(first: int, *names: str, **extra: bool) -> list[ChangeRow]:
     begin, _, commit = transaction(first, ("d", {}, None))
     tables = tuple(Table("public", name, ("id",), ("id",)) for name in names)
     origin = Origin("db", "slot", 100, 1, 5, tables=tables, **extra)
-    return [begin, ChangeRow(first + 1, "slot", first + 1, encode(Change("t", None, None, origin, 1))), commit]
+    return [begin, ChangeRow(first + 1, encode(Change("t", None, None, origin, 1))), commit]
 
 
 def fetch(dsn: str, query: str) -> list[tuple]:
@@ -785,7 +785,7 @@ def test_a_role_for_which_a_snapshot_s_rows_come_too_early_is_told_what_mends_it
         connection.execute("GRANT ALL ON SCHEMA seriatim_replay TO PUBLIC")
         connection.execute("GRANT ALL ON seriatim_replay.positions, parent, child TO PUBLIC")
     origin = Origin("db", "slot", 100, 0, 5, "public", "child", ("id",))
-    rows = [ChangeRow(0, "slot", 0, encode(Change("r", None, {"id": 1, "parent": 2}, origin, 1)))]
+    rows = [ChangeRow(0, encode(Change("r", None, {"id": 1, "parent": 2}, origin, 1)))]
     with (
         PostgresTarget(poor, "job") as weak,
         pytest.raises(ApplyFailed, match=r"foreign key[\s\S]*GRANT SET ON PARAMETER"),

@@ -77,9 +77,7 @@ class Source:
             *((name.schema, name.table, key) if name else (None, None, ())),
             unchanged=tuple(unchanged), **extra,
         )  # fmt: skip
-        self.rows.append(
-            ChangeRow(offset, "slot", offset, encode(Change(op, *map(self.written, (before, after)), source, 1)))
-        )
+        self.rows.append(ChangeRow(offset, encode(Change(op, *map(self.written, (before, after)), source, 1))))
 
     def committed(self) -> None:
         self.after_commit.append((len(self.rows), json.loads(json.dumps(list(self.tables.values())))))

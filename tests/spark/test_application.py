@@ -77,7 +77,7 @@ def log(sizes: list[int]) -> list[ChangeRow]:
     def add(op: str, after=None, **origin) -> None:
         source = Origin("db", "slot", 1, len(rows), **origin)
         offset = len(rows)
-        rows.append(ChangeRow(offset, "s", offset, encode(Change(op, None, after, source, offset))))
+        rows.append(ChangeRow(offset, encode(Change(op, None, after, source, offset))))
 
     for size in sizes:
         add("begin")
@@ -95,7 +95,7 @@ def snapshot(offset: int, size: int) -> list[ChangeRow]:
         *(Change("r", None, {"id": n}, Origin("db", "slot", 1, 2 + n, **named), 1) for n in range(size)),
         Change("snapshot_end", None, None, Origin("db", "slot", 1, 0, is_snapshot=True, changes=size), 1),
     ]
-    return [ChangeRow(n, "s", n, encode(change)) for n, change in enumerate(made, offset)]
+    return [ChangeRow(n, encode(change)) for n, change in enumerate(made, offset)]
 
 
 class Queue:
@@ -315,7 +315,7 @@ def test_a_hole_in_a_snapshot_stops_it_also_between_micro_batches(size):
 
 
 def heartbeat(offset: int) -> ChangeRow:
-    return ChangeRow(offset, "s", offset, encode(Change("heartbeat", None, None, Origin("db", "slot", 9, 0), 1)))
+    return ChangeRow(offset, encode(Change("heartbeat", None, None, Origin("db", "slot", 9, 0), 1)))
 
 
 @pytest.mark.parametrize(

@@ -340,7 +340,7 @@ def test_spark_that_does_not_hand_out_what_a_micro_batch_has_is_told(queue, read
 
     def collected(_records):
         assert go_on.wait(60)
-        return [ChangeRow(5, "s", 5, ROW)]
+        return [ChangeRow(5, ROW)]
 
     monkeypatch.setattr(term_module, "_collected", collected)
     monkeypatch.setattr(term_module, "SLOW_S", 0.0)
@@ -364,7 +364,7 @@ def test_spark_that_does_not_hand_out_what_a_micro_batch_has_is_told(queue, read
 
 def test_spark_that_begins_no_micro_batch_for_what_the_queue_has_is_told(queue, reader, tmp_path, monkeypatch):
     """As where the Python process that plans them stands still. What came since the last look may still be on its way."""
-    monkeypatch.setattr(term_module, "_collected", lambda _records: [ChangeRow(5, "s", 5, ROW)])
+    monkeypatch.setattr(term_module, "_collected", lambda _records: [ChangeRow(5, ROW)])
     events: list[Event] = []
     target = Claims(Position(5, 5))
     target.position_beside = lambda _queue_id: target.stored
@@ -590,7 +590,7 @@ def test_a_snapshot_that_is_given_up_before_the_target_had_any_of_it_is_not_pass
             term._stream()
         queue.links[1:] = [Link(2, 10, end=0), Link(3, 2**40)]
         queue.append_values([ROW, ROW], 30)
-        for rows in ([], [ChangeRow(2**40, "s", 30, ROW)]):
+        for rows in ([], [ChangeRow(2**40, ROW)]):
             with pytest.raises(
                 WorldError, match="were given up before the target had any: it was to begin at offset 10"
             ):
@@ -606,9 +606,9 @@ def test_the_first_record_is_missed_whatever_a_coordinator_tells_of_it(queue, re
     with replay_term(Claims(), reader, tmp_path, []) as term:
         term._application = SimpleNamespace(position=0, apply=lambda rows: Outcome(0, len(rows)))
         with pytest.raises(WorldError, match="it was to begin at offset 0"):
-            term._apply_batch([ChangeRow(2**40, "s", 30, ROW)], 0)
+            term._apply_batch([ChangeRow(2**40, ROW)], 0)
         for batch_id, offset in enumerate((0, 1)):  # a transaction that goes on
-            term._apply_batch([ChangeRow(offset, "s", offset, ROW)], batch_id)
+            term._apply_batch([ChangeRow(offset, ROW)], batch_id)
 
 
 def test_a_subscription_that_was_made_again_is_newer_than_the_one_before_whose_tokens_were_higher(
@@ -798,7 +798,7 @@ def test_the_last_try_is_made_with_one_record_at_a_time(queue, reader, tmp_path)
 def test_micro_batches_that_only_lead_into_a_transaction_do_not_keep_those_behind_them_large(
     queue, reader, tmp_path, monkeypatch, reached, size
 ):
-    monkeypatch.setattr(term_module, "_collected", lambda _records: [ChangeRow(5, "s", 1, ROW)])
+    monkeypatch.setattr(term_module, "_collected", lambda _records: [ChangeRow(5, ROW)])
     with replay_term(Claims(), reader, tmp_path, []) as term:
         term._application = SimpleNamespace(position=5, apply=lambda _rows: Outcome(reached, 1))
         term._apply_batch(None, 0)
@@ -808,7 +808,7 @@ def test_micro_batches_that_only_lead_into_a_transaction_do_not_keep_those_behin
 
 
 def test_records_that_are_read_anew_within_their_transaction_are_counted_once(queue, reader, tmp_path, monkeypatch):
-    rows = [ChangeRow(offset, "s", offset, ROW) for offset in range(5, 9)]
+    rows = [ChangeRow(offset, ROW) for offset in range(5, 9)]
     monkeypatch.setattr(term_module, "_collected", lambda records: records)
     with replay_term(Claims(), reader, tmp_path, []) as term:
         term._application = SimpleNamespace(position=5, apply=lambda part: Outcome(5, len(part)))
@@ -940,7 +940,7 @@ def test_a_target_goes_behind_the_re_sends_that_come_last(queue, reader, tmp_pat
         term._look_at_s = boottime_s() + 60
         for batch_id in range(last + 1):
             part = values if batch_id == last else []
-            term._apply_batch([ChangeRow(offset, "s", offset, value) for offset, value in enumerate(part, 3)], batch_id)
+            term._apply_batch([ChangeRow(offset, value) for offset, value in enumerate(part, 3)], batch_id)
         looks = iter(range(4))
         term._run.stopping.wait = lambda _s: next(looks, None) is None and term._run.stopping.set()
         term._follow(ended(*[8] * (1 if (values, last) == ([], 1) else last + 1)))
@@ -959,7 +959,7 @@ def test_a_target_that_waited_for_what_was_given_up_goes_on_at_a_snapshot(
         with pytest.raises(QueryFailed, match="start at 0"):
             term._stream()
         queue.links = [Link(1, 0, end=0), Link(2, 2**40)]
-        for rows in ([], [ChangeRow(2**40, "s", 1, ROW)]):
+        for rows in ([], [ChangeRow(2**40, ROW)]):
             with pytest.raises(WorldError, match="first records of queue 'stock' were given up"):
                 term._apply_batch(rows, 0)
         with pytest.raises(NoSnapshot):

@@ -26,7 +26,7 @@ def row(offset, op, before=None, after=None, name=KEYED, unchanged=(), key=("id"
     key = () if name == KEYLESS else key
     named = (name.schema, name.table, key) if op in "cudr" else (None, None, ())
     origin = Origin("db", "slot", lsn, offset + 1, 1, *named, unchanged=tuple(unchanged), **extra)
-    return ChangeRow(offset, "slot", offset, encode(Change(op, before, after, origin, 9)))
+    return ChangeRow(offset, encode(Change(op, before, after, origin, 9)))
 
 
 def commit(offset, changes, lsn=1) -> ChangeRow:
@@ -292,7 +292,7 @@ def test_of_truncates_behind_each_other_each_is_carried_out() -> None:
         [row(0, "begin"), row(1, "c", after={"code": 1}), commit(2, 1)],
         [row(0, "begin"), row(1, "d", before={"code": 1}), commit(2, 1)],
         [row(1, "begin"), row(0, "heartbeat")],
-        [ChangeRow(0, "slot", 0, b"{")],
+        [ChangeRow(0, b"{")],
     ],
     ids=[
         "no begin",
@@ -411,7 +411,7 @@ def shared(*transactions):
         for op, *images in steps:
             before, after = (image and dict(zip(("id", "note"), image, strict=True)) for image in images)
             made = Origin("db", "slot", number, len(rows), 1, SHARED.schema, SHARED.table)
-            rows.append(ChangeRow(len(rows), "slot", len(rows), encode(Change(op, before, after, made, 9))))
+            rows.append(ChangeRow(len(rows), encode(Change(op, before, after, made, 9))))
         rows.append(commit(len(rows), len(steps), number))
     return only(rows)
 

@@ -35,7 +35,7 @@ _SCANNED_ROWS = 2_000
 _INNER = frozenset({"begin", "c", "u", "d", "t"})
 _Made = TypeVar("_Made")
 
-COLUMNS = ("offset", "source", "seq", "value")
+COLUMNS = ("offset", "value")
 """What is needed of a record, in `ChangeRow`'s order."""
 
 
@@ -76,12 +76,7 @@ class Outcome:
 
 def change_rows(table: pa.Table) -> list[ChangeRow]:
     """The rows of an Arrow table with `COLUMNS`, by rising offset."""
-    columns = [
-        table.column("offset").to_pylist(),
-        table.column("source").to_pylist(),
-        table.column("seq").cast(pa.uint64()).to_pylist(),
-        table.column("value").to_pylist(),
-    ]
+    columns = [table.column(name).to_pylist() for name in COLUMNS]
     rows = list(map(ChangeRow._make, zip(*columns, strict=True)))
     # Spark hands partitions out in their order, so this only looks; it would move rows if a plan ever changed that.
     rows.sort()

@@ -15,11 +15,9 @@ Values = tuple[Value, ...]
 
 
 class ChangeRow(NamedTuple):
-    """One record of the queue: its offset, its identity, and the change envelope as JSON."""
+    """One record of the queue: its offset, and the change envelope as JSON."""
 
     offset: int
-    source: str
-    seq: int
     value: bytes | str
 
 
