@@ -19,16 +19,17 @@ NUMBER_MAX = 2**32 - 1
 """The largest number of an option that goes into a message's field."""
 
 
-def coordinator_option(command: Command) -> Command:
-    """`--coordinator`, as every command that asks one has it."""
-    return click.option(
-        "--coordinator", required=True, metavar="HOST:PORT[,…]", help="Coordinators; any of them serves."
-    )(command)
-
-
-def json_option(command: Command) -> Command:
-    """`--json`, as every command that prints data has it."""
-    return click.option("--json", "is_json", is_flag=True, help="One JSON object a line.")(command)
+coordinator_option = click.option(
+    "--coordinator", required=True, metavar="HOST:PORT[,…]", help="Coordinators; any of them serves."
+)
+json_option = click.option("--json", "is_json", is_flag=True, help="One JSON object a line.")
+session_timeout_option = click.option(
+    "--session-timeout-ms",
+    type=click.IntRange(500, 2**31 - 1),
+    default=4000,
+    show_default=True,
+    help="How long after its death another instance is elected.",
+)
 
 
 def log_options(command: Command) -> Command:
@@ -45,29 +46,6 @@ def log_options(command: Command) -> Command:
         help="Where the log goes; in a container, standard output.",
     )  # fmt: skip
     return level(to(command))
-
-
-def session_timeout_option(command: Command) -> Command:
-    """`--session-timeout-ms`, as every command that stands for election has it."""
-    return click.option(
-        "--session-timeout-ms",
-        type=click.IntRange(500, 2**31 - 1),
-        default=4000,
-        show_default=True,
-        help="How long after its death another instance is elected.",
-    )(command)
-
-
-def connect_timeout_option(command: Command) -> Command:
-    """`--connect-timeout`, for senders and readers."""
-    return click.option(
-        "--connect-timeout",
-        type=Finite(min=0),
-        default=10.0,
-        show_default=True,
-        metavar="SECONDS",
-        help="How long to look for a coordinator at the start.",
-    )(command)
 
 
 def service_options(command: Command) -> Command:
@@ -145,6 +123,16 @@ class Finite(click.FloatRange):
         if not math.isfinite(found):
             self.fail(f"{value!r} is not a finite number", param, ctx)
         return found
+
+
+connect_timeout_option = click.option(
+    "--connect-timeout",
+    type=Finite(min=0),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to look for a coordinator at the start.",
+)
 
 
 class Setting(click.ParamType[tuple[str, str]]):
