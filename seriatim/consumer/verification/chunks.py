@@ -18,7 +18,7 @@ with its number, ordered by its text's bytes, and the two are merged.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count, groupby
@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, cast
 import psycopg
 from psycopg import sql
 
-from seriatim.consumer.verification.result import Example, TableResult
+from seriatim.consumer.verification.result import Example, Kind, TableResult
 from seriatim.consumer.verification.tables import Table, schema_differences
 
 Connection: TypeAlias = psycopg.Connection[Any]
@@ -79,13 +79,11 @@ class _Tally:
     examples_wanted: int
     on_rows: Callable[[int], None]
     rows: int = 0
-    missing: int = 0
-    extra: int = 0
-    different: int = 0
+    differences: Counter[Kind] = field(default_factory=Counter)
     examples: list[Example] = field(default_factory=list)
 
     def note(self, example: Example, number: int = 1) -> None:
-        setattr(self, example.kind, getattr(self, example.kind) + number)
+        self.differences[example.kind] += number
         if len(self.examples) < self.examples_wanted:
             self.examples.append(example)
 
@@ -113,8 +111,9 @@ def compare_table(
         _compare_by_buckets(sides, tally)
     else:
         _compare_by_key(sides, chunk_rows, tally)
+    found = tally.differences
     return TableResult(
-        ".".join(source.name), tally.rows, tally.missing, tally.extra, tally.different,
+        ".".join(source.name), tally.rows, found["missing"], found["extra"], found["different"],
         schema_differences(source, target), tuple(tally.examples),
     )  # fmt: skip
 
