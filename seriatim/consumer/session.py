@@ -116,7 +116,6 @@ class ReaderSession:
         self.grant: Grant | None = None
         self.waits = ""
         self.view: ChainView | None = None
-        self._instance = settings.instance
         self._fetcher: Fetcher | None = None
         self._commits = Commits(self.members, self._acquire, self._start_reading, self._or_fail)
         self._on_grant = on_grant
@@ -165,7 +164,7 @@ class ReaderSession:
         await session.start(_left_s(deadline_s))
         self._zookeeper = session
         path = self._paths.readers(self._queue_id, self._subscription_id)
-        self._election = Election(session, path, self._instance, self._standing_changed)
+        self._election = Election(session, path, settings.instance, self._standing_changed)
 
     async def _find_subscription(self, view: ChainView, deadline_s: float) -> SubscriptionId:
         """The subscription's id; it is made where it isn't there. Raises UnknownSubscription, Unreachable, DeadlineOver."""
