@@ -10,8 +10,9 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, TypeGuard
 
@@ -39,6 +40,8 @@ from seriatim.protocol.errors import (
 
 _LOOK_EVERY_S = 0.5
 _LAST_FLUSH_S = 10
+_Parse = Callable[[bytes, int], Line]
+"""Of a line and its number."""
 
 
 class _News:
@@ -226,6 +229,7 @@ def produce(
     if key_separator == "":
         raise click.UsageError("--key-separator must not be empty")
     separator = None if key_separator is None else os.fsencode(key_separator)
+    parse = partial(parsed, key_separator=separator, has_seq=with_seq)
     started_s, interruption = time.monotonic(), None
     with contextlib.ExitStack() as stack:
         log = None if ack_log is None else _opened_log(ack_log)
@@ -239,7 +243,7 @@ def produce(
         run = _Run(producer, acknowledgements, news)
         failure = None
         try:
-            failure = _produce(run, file, separator, connect_timeout, has_seq=with_seq)
+            failure = _produce(run, file, parse, connect_timeout)
         except KeyboardInterrupt as error:
             interruption = error
     failure = failure or acknowledgements.failure
@@ -256,12 +260,10 @@ def produce(
         context.exit(exits.REFUSED)
 
 
-def _produce(
-    run: _Run, file: Path | None, separator: bytes | None, connect_timeout_s: float, *, has_seq: bool
-) -> SeriatimError | None:
+def _produce(run: _Run, file: Path | None, parse: _Parse, connect_timeout_s: float) -> SeriatimError | None:
     """Send everything; the error that ended it, if one did. What was sent is flushed, until a second signal: raises KeyboardInterrupt."""
     with on_signals(run.stop, signal.default_int_handler):
-        failure = _send(run, file, separator, connect_timeout_s, has_seq=has_seq)
+        failure = _send(run, file, parse, connect_timeout_s)
         if run.producer.elected is None:
             return failure
         waits_for = run.read - run.acknowledgements.acknowledged
@@ -276,13 +278,11 @@ def _produce(
     return failure
 
 
-def _send(
-    run: _Run, file: Path | None, separator: bytes | None, connect_timeout_s: float, *, has_seq: bool
-) -> SeriatimError | None:
+def _send(run: _Run, file: Path | None, parse: _Parse, connect_timeout_s: float) -> SeriatimError | None:
     try:
         with _showing(run, is_typed=_is_typed(file)), _opened(file) as descriptor:
             if run.wait_until_elected(connect_timeout_s):
-                _send_lines(run, chunks(descriptor, run.news.descriptor), separator, has_seq=has_seq)
+                _send_lines(run, chunks(descriptor, run.news.descriptor), parse)
                 _finish(run)
     except SeriatimError as error:
         return error
@@ -291,13 +291,13 @@ def _send(
     return None
 
 
-def _send_lines(run: _Run, incoming: Iterator[list[bytes]], separator: bytes | None, *, has_seq: bool) -> None:
+def _send_lines(run: _Run, incoming: Iterator[list[bytes]], parse: _Parse) -> None:
     for texts in incoming:
         # Nothing to read, but news: lines that a deposal left unknown are sent again before any that comes later.
         if not texts and not (run.may_go_on() and run.go_on()):
             return
         for text in texts:
-            line = parsed(text, run.read + 1, key_separator=separator, has_seq=has_seq)
+            line = parse(text, run.read + 1)
             run.read += 1
             if not run.send(line):
                 return
