@@ -1,12 +1,13 @@
 """From one database into another by all that lies between but the queue: capture, and what a replay applies.
 
 Random transactions on tables of all kinds, random micro-batches: at the end of each transaction that is marked the target holds what the
-source held. So it does where tables are altered beside, and captures are killed, take over and send again. More of them:
+source held. So it does where tables are altered beside, and captures are killed, take over and send again; and where tables are renamed. More of them:
 SERIATIM_DIFFERENTIAL=100:300, the seeds.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 
@@ -15,7 +16,9 @@ import pytest
 
 from seriatim.consumer.spark import application
 from seriatim.consumer.spark.application import Application
+from seriatim.consumer.spark.apply.errors import UnfitTarget
 from seriatim.consumer.spark.apply.plan import ChangeRow
+from seriatim.consumer.spark.targets.errors import ApplyFailed
 from seriatim.consumer.spark.targets.postgres import PostgresTarget
 from seriatim.producer.sources.postgres.core.identity import base_seq, parse_source
 from seriatim.producer.sources.postgres.core.resume import Kept
@@ -25,10 +28,12 @@ from tests.postgres.random_sql import (
     EXTENSIONS,
     LATER,
     OUT_OF_LINE,
+    RENAMED,
     TABLES,
     TARGET_KINDS,
     AlteringSql,
     RandomSql,
+    RenamingSql,
     quoted,
     read_columns,
 )
@@ -38,11 +43,12 @@ pytestmark = [pytest.mark.postgres, pytest.mark.timeout(600)]
 MARKER = "zz_marker"
 SEEDS = os.environ.get("SERIATIM_DIFFERENTIAL")
 FIRST, LAST = map(int, (SEEDS or "1:7").split(":"))
-PARTITIONED = {"parts", "hashed", "sub", "later"}
+PARTITIONED = {"parts", "hashed", "sub", "later", "circle_p"}
 AS_READ = {
     "retyped": "(trim_scale(digits::numeric), trim_scale(digits2::numeric), array(SELECT trim_scale(n::numeric) FROM unnest(digits3) n), big, note)",
     "retyped_pair": "(trim_scale(digits::numeric), code, trim_scale(digits2::numeric), big)",
     "grown": "jsonb_strip_nulls(to_jsonb(one))",
+    "shed": "(id, big)",
 }
 """Of tables that are altered, what is the same before and behind that; of all others, the row."""
 Contents = dict[str, list[str]]
@@ -270,3 +276,65 @@ def test_a_copy_stays_one_while_tables_are_altered_and_captures_die(new_database
         make_marker(connection)
     rows, held, tables = altered_and_captured(source, chance, seed, target_kind)
     replay(target, rows, held, tables, chance, monkeypatch)
+
+
+def all_contents(dsn: str) -> Contents:
+    with psycopg.connect(dsn) as connection:
+        names = connection.execute(
+            "SELECT format('%%I.%%I', schemaname, tablename) FROM pg_tables WHERE schemaname IN ('public', 'other') AND tablename <> %s",
+            (MARKER,),
+        ).fetchall()
+        rows = {name: connection.execute(f"SELECT to_jsonb(one)::text FROM {name} one".encode()) for (name,) in names}
+        return {name: sorted(row for (row,) in found) for name, found in rows.items()}
+
+
+@pytest.mark.parametrize("seed", range(FIRST, LAST if SEEDS else FIRST + 2))
+def test_a_copy_whose_tables_are_renamed_when_the_replay_asks_for_it_stays_one(new_database, monkeypatch, seed) -> None:
+    """All before the first transaction that the target doesn't fit is in there by then, and nothing of it."""
+    chance, source, target = random.Random(seed), new_database(), new_database()
+    for dsn in (source, target):
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute(RENAMED.encode())
+            make_marker(connection)
+    queue, held, altered = Queue(), list[Contents](), list[tuple[int, str]]()
+    with psycopg.connect(source, autocommit=True) as connection:
+        connection.execute(OUT_OF_LINE.encode())
+        connection.execute("SELECT setseed(%s)", (seed % 1000 / 1000,))
+        random_sql = RenamingSql(chance)
+        random_sql.transact(connection)
+        with running(source, Sender(queue), slot=f"renamed_{seed}") as run:
+            wait_for(lambda: any(change.op == "snapshot_end" for change in queue.changes()), run)
+            for number in range(chance.choice((8, 25))):
+                random_sql.transact(connection)
+                with contextlib.suppress(psycopg.Error):
+                    connection.execute((alteration := random_sql.alteration()).encode())
+                    altered.append((number, alteration))
+                random_sql.transact(connection)
+                connection.execute(f"INSERT INTO {MARKER} VALUES ({number})".encode())
+                held.append(all_contents(source))
+            wait_for(lambda: len(marks(rows_of(queue))) == len(held), run)
+    rows = rows_of(queue)
+    ends = marks(rows)
+    cuts = {chance.randint(0, len(rows)) for _ in range(chance.choice((0, 2, 8)))}
+    with PostgresTarget(target, "job") as applied, psycopg.connect(target, autocommit=True) as operator:
+        applied.claim(1, "q", 1)
+        replay, at = Application(applied, 1, 1, 0, lambda start, end: rows[start:end]), 0
+
+        def alter() -> None:
+            operator.execute(altered.pop(0)[1].encode())
+
+        for cut in sorted(cuts - {0} | {*chance.sample(list(ends), 3), len(rows)}):
+            while True:
+                try:
+                    replay.apply(rows[at:cut])
+                    break
+                except (UnfitTarget, ApplyFailed):
+                    if not altered:
+                        raise
+                    alter()
+            at = cut
+            if replay.position in ends:
+                while altered and altered[0][0] <= ends[replay.position]:
+                    alter()
+                assert all_contents(target) == held[ends[replay.position]]
+    assert all_contents(target) == held[-1]
