@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kazoo.exceptions import ConnectionDropped
+from kazoo.exceptions import ConnectionDropped, ConnectionLoss
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.connection import ConnectionHandler
 from kazoo.retry import ForceRetryError
@@ -148,6 +148,16 @@ class Connection(ConnectionHandler):  # type: ignore[misc] # kazoo has no types
             return super()._read_socket(read_timeout)
         except (RuntimeError, IndexError, ValueError, MemoryError, struct.error) as error:
             raise ConnectionDropped(f"an answer that can't be one: {error}") from error
+
+    def _read_response(self, header: Any, buffer: bytes, offset: int) -> Any:
+        """As kazoo's, which forgets who asked where the answer is an error that there is none of: he would wait for ever."""
+        _, asked, _ = self.client._pending[0]  # noqa: SLF001
+        try:
+            return super()._read_response(header, buffer, offset)
+        except RuntimeError as error:
+            if asked is not None and not asked.ready():
+                asked.set_exception(ConnectionLoss(str(error)))
+            raise
 
 
 class Handler(SequentialThreadingHandler):  # type: ignore[misc] # kazoo has no types

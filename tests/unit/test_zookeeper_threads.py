@@ -23,7 +23,7 @@ from kazoo.exceptions import (
     SessionExpiredError,
 )
 from kazoo.protocol.connection import WATCH_XID
-from kazoo.protocol.serialization import ReplyHeader
+from kazoo.protocol.serialization import Exists, ReplyHeader
 
 from seriatim.protocol import zookeeper_threads
 from seriatim.protocol.errors import Unreachable
@@ -150,6 +150,30 @@ def test_a_change_told_in_bytes_that_were_damaged_ends_the_connection_and_not_ka
     connection._read_header = lambda timeout: (ReplyHeader(WATCH_XID, 0, 0), body, 0)
     with pytest.raises(ConnectionDropped):
         connection._read_socket(1)
+
+
+@pytest.mark.parametrize("bit", range(32))
+def test_whoever_asked_is_told_where_the_answer_is_an_error_that_there_is_none_of(bit: int) -> None:
+    """One bit flipped in an answer's code: a lease, an election or a coordinator's look waited for that answer for as long as the process lived."""
+
+    async def scenario() -> None:
+        session = ZooKeeperSession("127.0.0.1:1", 1)
+        client, connection = session._client, session._client._connection
+        session._loop = asyncio.get_running_loop()
+        answer = client.handler.async_result()
+        session._client = SimpleNamespace(connected=True, exists_async=lambda *_, **__: answer)
+        client._pending.append((Exists("/a", None), answer, 1))
+        code = struct.unpack("!i", struct.pack("!I", 1 << bit))[0]
+        connection._read_header = lambda timeout: (ReplyHeader(1, 1, code), b"", 0)
+        asking = asyncio.ensure_future(session.exists("/a"))
+        await asyncio.sleep(0)
+        with pytest.raises(ConnectionDropped):
+            connection._read_socket(1)
+        assert answer.ready()
+        with pytest.raises(Unreachable):
+            await asking
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
