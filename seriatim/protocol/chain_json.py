@@ -11,6 +11,7 @@ before refuse one that they don't know. A compressed one has it behind it, where
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -49,8 +50,11 @@ KNOWN_BYTES: Final = 8 * 1024 * 1024
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 _NEEDS = "start the version that wrote it, or a newer one"
 _OPEN, _CLOSE = '"links":[', "]}"
-_CHECKSUM: Final = b'{"format":"crc32c '
-_CHECKED_FROM: Final = len(_CHECKSUM) + len('01234567",')
+_BEGINNING: Final = b'{"format":'
+_CHECKSUM: Final = b'"crc32c '
+_CHECKED_FROM: Final = len(_BEGINNING) + len(_CHECKSUM) + len('01234567",')
+_UNCHECKED: Final = re.compile(rb'{"format": ?[0-9]+,')
+"""How it begins in versions before."""
 
 
 def encode(document: ChainDocument) -> bytes:
@@ -78,20 +82,25 @@ def _encoded(document: ChainDocument) -> bytes:
     links = ",\n".join(map(_links.text, document.links))
     lines = f"\n{links}\n" if links else ""
     data = f"{_ENCODER.encode(content)[1:-1]},{_OPEN}{lines}{_CLOSE}".encode()
-    data = b'%b%08x",%b' % (_CHECKSUM, crc32c(data), data)
+    data = _checksum(data) + data
     if len(data) > PLAIN_BYTES:
         data = with_checksum(zstandard.ZstdCompressor(level=1, write_content_size=True).compress(data))
     return data
 
 
+def _checksum(data: bytes) -> bytes:
+    """How a document begins whose rest this is."""
+    return b'%b%b%08x",' % (_BEGINNING, _CHECKSUM, crc32c(data))
+
+
 def is_whole(data: bytes) -> bool:
-    """Whether these bytes are as they were written, as far as can be told."""
-    if data.startswith(_ZSTD_MAGIC):
-        try:
-            without_checksum(data)
-        except DecodeError:
-            return False
-    return not data.startswith(_CHECKSUM) or data[len(_CHECKSUM) :].startswith(b"%08x" % crc32c(data[_CHECKED_FROM:]))
+    """Whether these bytes are as they were written, as far as can be told: not of what somebody else wrote, or a version before."""
+    try:
+        without_checksum(data)
+    except DecodeError:
+        return False
+    is_checked = data.startswith(_BEGINNING) or data[len(_BEGINNING) :].startswith(_CHECKSUM)
+    return not is_checked or bool(_UNCHECKED.match(data)) or data.startswith(_checksum(data[_CHECKED_FROM:]))
 
 
 def decode(data: bytes) -> ChainDocument:
