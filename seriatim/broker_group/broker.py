@@ -254,6 +254,11 @@ class Broker:
         """The copies of chains that this disk has now."""
         return dict(self._kept_chains)
 
+    def kept_version(self, queue_id: QueueId) -> int:
+        """Of the copy of this queue's chain; -1: there is none."""
+        copy = self._kept_chains.get(queue_id)
+        return -1 if copy is None else copy.version
+
     async def saw_chain(self, seen: SeenChain) -> None:
         """Keep a copy of a chain that is newer than the one here, if there is one, for when ZooKeeper loses it. Raises DiskFailed.
 

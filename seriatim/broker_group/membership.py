@@ -366,17 +366,16 @@ class Membership:
         self._forget_ended(queue_id, {record.key for record in mine})
         if not mine:
             return
-        data, version = await read_chain_node(
-            self._session, self._paths.chain(queue_id), TellsOf(self._watch, queue_id)
-        )
-        document = chain_json.decode(data)
-        await self._broker.saw_chain(SeenChain(document, ChainVersion(version), data))
+        path, known = self._paths.chain(queue_id), self._broker.kept_version(queue_id)
+        node = await read_chain_node(self._session, path, TellsOf(self._watch, queue_id), known)
+        document, version = chain_json.decode(node.data), ChainVersion(node.version)
+        await self._broker.saw_chain(SeenChain(document, version, node.data))
         for record in mine:
             link = document.link(record.epoch)
             if link is not None and link.group == self._broker.name.group:
                 # On a slow disk it may be let go before it could be sealed; a chain that is recovered has low versions at first.
                 with contextlib.suppress(UnknownLink, ChainSetBack, OlderVersion):
-                    await self._look_at_link(document, ChainVersion(version), link, record)
+                    await self._look_at_link(document, version, link, record)
 
     def _forget_ended(self, queue_id: QueueId, mine: set[LinkKey]) -> None:
         for known in (self._late, self._seals_written):
@@ -431,10 +430,10 @@ class Membership:
     async def is_first_disk(self, key: LinkKey) -> bool:
         """Whether the chain names this disk for a link, so that every cursor commit of it came here, or was noted. Raises Unreachable."""
         try:
-            data, _ = await read_chain_node(self._session, self._paths.chain(key[0]))
+            node = await read_chain_node(self._session, self._paths.chain(key[0]))
         except NoNode:
             return False
-        link = chain_json.decode(data).link(key[1])
+        link = chain_json.decode(node.data).link(key[1])
         side = None if link is None or link.group != self._broker.name.group else link.side(self._broker.name.member)
         return side is not None and side.incarnation.disk_id == self._broker.incarnation.disk_id
 

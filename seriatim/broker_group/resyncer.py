@@ -196,11 +196,12 @@ class Resyncer:
 
     async def _chain(self, queue_id: QueueId) -> SeenChain | None:
         try:
-            data, version = await read_chain_node(self._session, self._paths.chain(queue_id))
+            path, known = self._paths.chain(queue_id), self._broker.kept_version(queue_id)
+            node = await read_chain_node(self._session, path, known=known)
         except NoNode:
             return None
         try:
-            return SeenChain(chain_json.decode(data), ChainVersion(version), data)
+            return SeenChain(chain_json.decode(node.data), ChainVersion(node.version), node.data)
         except IncompatibleVersion as error:
             self._not_understood[queue_id] = f"queue {queue_id}: {error}"
             return None
@@ -208,10 +209,9 @@ class Resyncer:
     async def _version(self, queue_id: QueueId) -> int:
         """Of the queue's chain. Raises MemberBehind for a queue that is being removed."""
         try:
-            _, version = await self._session.get(self._paths.chain(queue_id))
+            return await self._session.version(self._paths.chain(queue_id))
         except NoNode as error:
             raise MemberBehind(f"there is no queue with id {queue_id}", queue_id=queue_id) from error
-        return version
 
     async def _held(self) -> list[resync.Holding]:
         """What the disk has of every link, at one moment."""

@@ -22,6 +22,7 @@ from seriatim.protocol.names import ChainVersion, QueueId
 from seriatim.protocol.registration import Registration
 from seriatim.protocol.zookeeper import (
     BadVersion,
+    ChainNode,
     NoNode,
     NotUnderstood,
     Paths,
@@ -317,7 +318,7 @@ class Remembered:
     async def _read_seen(self, queue_id: QueueId) -> None:
         path, watch = self.paths.chain(queue_id), self._watch(str(queue_id))
         try:
-            data, version = await self._chain_node(queue_id, watch)
+            node = await self._chain_node(queue_id, watch)
         except NoNode:
             self._forget_chain(queue_id)
             if await self._await_node(path, watch):
@@ -326,9 +327,9 @@ class Remembered:
                 self.bare.pop(queue_id, None)
             return
         self.bare.pop(queue_id, None)
-        if self._is_news(queue_id, version):  # what isn't need not be decoded
+        if self._is_news(queue_id, node.version):  # what isn't need not be decoded
             try:
-                self._saw(self._decoded(queue_id, data), ChainVersion(version))
+                self._saw(self._decoded(queue_id, node.data), ChainVersion(node.version))
             except NoChainDocument as error:
                 self.chains.pop(queue_id, None)
                 _log.error("queue left out", path=path, reason=error)
@@ -341,34 +342,43 @@ class Remembered:
         self._written.pop(queue_id, None)
         self._note_outdated(queue_id, "")
 
-    async def _chain_node(self, queue_id: QueueId, watch: Watch | None = None) -> tuple[bytes, int]:
-        """What a chain's node holds, and its version. Raises NoNode.
+    async def _chain_node(self, queue_id: QueueId, watch: Watch | None = None) -> ChainNode:
+        """What a chain's node holds. Raises NoNode.
 
         One that is older than what was seen before, also behind a `sync`, says that ZooKeeper was set back, whatever sessions outlived
         that: an ensemble lets its clients in again, as each leader's numbers are higher than all before.
         """
         path, newest = self.paths.chain(queue_id), self._newest.get(queue_id, 0)
-        data, version = await read_chain_node(self.session, path, watch)
-        if version < newest:
+        node = await read_chain_node(self.session, path, watch, newest)
+        if node.version < newest:
             await self.session.sync(path)
-            data, version = await read_chain_node(self.session, path, watch)
-        is_older = version < newest
-        seen = f"this coordinator has seen version {newest} of the chain, which is at {version}" if is_older else ""
+            node = await read_chain_node(self.session, path, watch, newest)
+        is_older = node.version < newest
+        seen = (
+            f"this coordinator has seen version {newest} of the chain, which is at {node.version}" if is_older else ""
+        )
         self._note_outdated(queue_id, seen)
-        if not chain_json.is_whole(data):
-            data, version = await self._written_again(queue_id, data, version)
-        self._note_version(queue_id, version)
-        return data, version
+        if not node.is_whole:
+            node = await self._written_again(queue_id, node)
+        self._note_version(queue_id, node.version)
+        return node
 
-    async def _written_again(self, queue_id: QueueId, data: bytes, version: int) -> tuple[bytes, int]:
+    async def _written_again(self, queue_id: QueueId, node: ChainNode) -> ChainNode:
         """A chain that isn't whole, or as it is again: by whoever wrote this version of it, where it was damaged on its way there."""
-        written_at, written = self._written.get(queue_id, (-1, b""))
-        if written_at == version:
-            with contextlib.suppress(BadVersion):
-                data, version = written, await self.session.set(self.paths.chain(queue_id), written, version)
-                self._written[queue_id] = version, written
-                _log.warning("chain written again, bits had changed", queue_id=queue_id, version=version)
-        return data, version
+        written_at, data = self._written.get(queue_id, (-1, b""))
+        if written_at != node.version:
+            return node
+        try:
+            version = await self.session.set(self.paths.chain(queue_id), data, node.version)
+        except BadVersion:
+            return node
+        self._wrote(queue_id, version, data)
+        _log.warning("chain written again, bits had changed", queue_id=queue_id, version=version)
+        return ChainNode(data, version, is_whole=True)
+
+    def _wrote(self, queue_id: QueueId, version: int, data: bytes) -> None:
+        self._note_version(queue_id, version)
+        self._written[queue_id] = version, data
 
     def _decoded(self, queue_id: QueueId, data: bytes) -> ChainDocument:
         """What a chain's node says. Decoded once: where readers of a queue are elected at once, all read it, and it takes tens of milliseconds.

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import TypeVar
 
 from google.protobuf.message import DecodeError
 
@@ -33,6 +34,7 @@ from seriatim.protocol.names import ChainVersion, Epoch, MemberName, QueueId, Su
 from seriatim.protocol.registration import CoordinatorRegistration
 from seriatim.protocol.zookeeper import (
     BadVersion,
+    ChainNode,
     NodeExists,
     NoNode,
     NotEmpty,
@@ -47,6 +49,7 @@ from seriatim.protocol.zookeeper import (
 )
 
 NO_QUEUE = QueueId(0)
+_Found = TypeVar("_Found")
 
 
 class Store(Remembered):
@@ -89,20 +92,25 @@ class Store(Remembered):
         By such a chain this process ends, as soon as its watch tells; whoever asks is to ask another coordinator.
         """
         try:
-            data, version = await self._found(lambda: self._chain_node(queue_id))
+            node = await self._found(lambda: self._whole_node(queue_id))
         except NoNode as error:
             raise UnknownQueue(f"there is no queue with id {queue_id}", queue_id=queue_id) from error
-        if not chain_json.is_whole(data):
-            raise Unreachable(
-                f"bits have changed in the chain of queue {queue_id}; whoever wrote it writes it again. If it stays so, delete "
-                f"{self.paths.chain(queue_id)} in ZooKeeper, then `seriatim queue recover NAME`"
-            )
         try:
-            return self._decoded(queue_id, data), ChainVersion(version)
+            return self._decoded(queue_id, node.data), ChainVersion(node.version)
         except NoChainDocument:
             raise
         except IncompatibleVersion as error:
             raise Unreachable(f"this coordinator is too old for queue {queue_id}: {error}") from error
+
+    async def _whole_node(self, queue_id: QueueId) -> ChainNode:
+        """What a chain's node holds. Raises NoNode, and Unreachable where bits have changed in it."""
+        node = await self._chain_node(queue_id)
+        if not node.is_whole:
+            raise Unreachable(
+                f"bits have changed in the chain of queue {queue_id}; whoever wrote it writes it again. If it stays so, delete "
+                f"{self.paths.chain(queue_id)} in ZooKeeper, then `seriatim queue recover NAME`"
+            )
+        return node
 
     async def read_chains(self) -> list[ChainDocument]:
         """The chains of all queues, deleted ones among them, none older than now."""
@@ -117,8 +125,8 @@ class Store(Remembered):
             return (await self.read_chain(queue_id))[0]
         return None
 
-    async def _found(self, read: Callable[[], Awaitable[tuple[bytes, int]]]) -> tuple[bytes, int]:
-        """A node's data and version. NoNode only where it is so now: this session's ZooKeeper server may be behind."""
+    async def _found(self, read: Callable[[], Awaitable[_Found]]) -> _Found:
+        """What is read of a node. NoNode only where it is so now: this session's ZooKeeper server may be behind."""
         try:
             return await read()
         except NoNode:
@@ -140,9 +148,8 @@ class Store(Remembered):
             return None
         except NoNode as error:
             raise deleted_error(document) from error
-        self._note_version(document.queue_id, version)
+        self._wrote(document.queue_id, version, data)
         self._held[document.queue_id] = data, document
-        self._written[document.queue_id] = version, data
         if document.queue_id in self.chains and self._saw(document, version):
             self._tell()  # whoever watches is told now; the watch on the node says the same a moment later
         return version
@@ -243,7 +250,8 @@ class Store(Remembered):
             try:
                 if now < 0:
                     await self.session.sync(path)
-                    data, now = await read_chain_node(self.session, path)
+                    node = await read_chain_node(self.session, path)
+                    data, now = node.data, node.version
                 else:
                     now = await self.session.rewrite(path, data, now, version)
             except BadVersion:

@@ -215,10 +215,27 @@ async def read_as(
         raise NotUnderstood(f"{path} in ZooKeeper holds what can't be read here: {error!r}", path=path) from error
 
 
-async def read_chain_node(session: ZooKeeperSession, path: str, watch: Watch | None = None) -> tuple[bytes, int]:
-    """What a chain's node holds, and its version; read again where it was damaged on its way. Raises as `ZooKeeperSession.get`."""
+@dataclass(frozen=True, slots=True)
+class ChainNode:
+    """What a chain's node holds. `is_whole`: as it was written, as far as can be told."""
+
+    data: bytes
+    version: int
+    is_whole: bool
+
+
+async def read_chain_node(
+    session: ZooKeeperSession, path: str, watch: Watch | None = None, known: int = -1
+) -> ChainNode:
+    """What a chain's node holds, read again where it was damaged on its way. Raises as `ZooKeeperSession.get`.
+
+    `known`: the version that was seen last. Another one is asked for once more, for no checksum has it: one that was damaged, and is higher
+    than there is any, would make an older chain of each that follows.
+    """
     data, version = await session.get(path, watch)
-    return (data, version) if chain_json.is_whole(data) else await session.get(path, watch)
+    if not chain_json.is_whole(data) or (version != known and version != await session.version(path)):
+        data, version = await session.get(path, watch)
+    return ChainNode(data, version, chain_json.is_whole(data))
 
 
 def queue_id_from(data: bytes) -> QueueId:
@@ -436,11 +453,11 @@ class ZooKeeperSession:
         await self._ask(self._client.ensure_path_async, path)
 
     async def set(self, path: str, data: bytes, version: int = -1) -> int:
-        """Write a node; with `version`, only if it still has it. Returns the new version."""
+        """Write a node; with `version`, only if it still has it. Returns the new version, which is the next one then, whatever comes back."""
         stat = await self._ask(
             self._client.set_async, path, data, version, may=_ANY_VERSION if version < 0 else _WRITTEN
         )
-        return int(stat.version)
+        return int(stat.version) if version < 0 else version + 1
 
     async def rewrite(self, path: str, data: bytes, version: int, to: int) -> int:
         """Write a node again and again, with these data at last, until it has version `to`; only if it still has `version`.
@@ -478,6 +495,9 @@ class ZooKeeperSession:
     async def sync(self, path: str) -> None:
         """Let this server catch up with the leader: what is read next is not older than now."""
         await self._ask(self._client.sync_async, path)
+
+    async def version(self, path: str) -> int:
+        return int((await self._stat(path)).version)
 
     async def owner(self, path: str) -> int:
         """Session that made an ephemeral node; 0 for another node."""

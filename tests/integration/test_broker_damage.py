@@ -508,6 +508,12 @@ class EmptyZooKeeper:
         self.watch = watch
         return []
 
+    async def get(self, path: str = "", *_: Any) -> tuple[bytes, int]:
+        raise NoNode(path)
+
+    async def version(self, path: str) -> int:
+        return (await self.get(path))[1]
+
 
 class ZooKeeperWithALink(EmptyZooKeeper):
     """The chain with the first link, which is closing, and nobody comes to it. `created`: what nodes were made with."""
@@ -1371,6 +1377,34 @@ def test_a_chain_that_is_made_again_is_compared_at_once(with_links: Callable[[Sc
         assert zookeeper.watch is not None
         zookeeper.watch()
         assert wanted.is_set()
+
+    with_links(scenario)
+
+
+def test_a_version_that_was_damaged_on_its_way_is_not_kept(with_links: Callable[[Scenario], None]) -> None:
+    """A member kept it with its copy of the chain: ZooKeeper counted as set back, and the queue stood still until an operator recovered it."""
+
+    class Damaged(ZooKeeperWithALink):
+        flipped = 0
+
+        async def get(self, path: str = "", watch: Callable[[], None] | None = None) -> tuple[bytes, int]:
+            data, version = await super().get(path, watch)
+            version, self.flipped = version ^ self.flipped, 0
+            return data, version
+
+    async def scenario(broker: Broker, runner: LinkRunner) -> None:
+        broker.room = disk.seen(broker.room, 1 << 40)
+        runner.changed_record(replace(RECORD, end=None))
+        zookeeper = Damaged()
+        resyncer, _ = resyncer_of(broker, zookeeper)
+        membership = Membership(broker, cast("ZooKeeperSession", zookeeper), "", lambda: (True, ""))
+        zookeeper.flipped = 1 << 30
+        await membership._look_at(RECORD.queue_id)
+        assert broker.kept_chains[RECORD.queue_id].version == 7
+        zookeeper.flipped = 1 << 30
+        seen = await resyncer._chain(RECORD.queue_id)
+        assert seen is not None
+        assert seen.version == 7
 
     with_links(scenario)
 

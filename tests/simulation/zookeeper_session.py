@@ -341,7 +341,7 @@ class SimulatedSession:
                 server.watches.setdefault(key, []).append((self, self.session_id, watch))
                 self._watching[watch] = None
             if kind == "exists":
-                answer(None if node is None else (node.owner, node.written_under))
+                answer(None if node is None else (node.owner, node.written_under, node.version))
             elif node is None:
                 answer(None, NoNode(path))
             elif kind == "get":
@@ -479,14 +479,17 @@ class SimulatedSession:
 
         await self._ask(work)
 
+    async def version(self, path: str) -> int:
+        return (await self._existing(path))[2]
+
     async def owner(self, path: str) -> int:
         return (await self._existing(path))[0]
 
     async def leader_of(self, path: str) -> int:
         return (await self._existing(path))[1]
 
-    async def _existing(self, path: str) -> tuple[int, int]:
-        found: tuple[int, int] | None = await self._read("exists", path, None)
+    async def _existing(self, path: str) -> tuple[int, int, int]:
+        found: tuple[int, int, int] | None = await self._read("exists", path, None)
         if found is None:
             raise NoNode(path)
         return found

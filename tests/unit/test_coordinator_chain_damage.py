@@ -1,4 +1,7 @@
-"""A chain that is damaged on its way to ZooKeeper is written again by whoever wrote it, and until then costs nobody more than a moment."""
+"""A chain that is damaged on its way to ZooKeeper is written again by whoever wrote it, and until then costs nobody more than a moment.
+
+Nor does one that is damaged on its way from there, its version or what it holds.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,13 @@ QUEUE = chain.ChainDocument(
 
 
 class Node:
-    """ZooKeeper, with one node; what is written there for the first time arrives with one bit flipped."""
+    """ZooKeeper, with one node; what is written there for the first time arrives with one bit flipped.
+
+    `flipped`: of the next version that is read.
+    """
 
     def __init__(self) -> None:
-        self.data, self.version, self.writes = b"", 0, 0
+        self.data, self.version, self.writes, self.flipped = b"", 0, 0, 0
 
     def session(self) -> ZooKeeperSession:
         return cast("ZooKeeperSession", Session(self))
@@ -40,7 +46,12 @@ class Session:
         """It is never behind."""
 
     async def get(self, path: str, watch: object = None) -> tuple[bytes, int]:
-        return self._node.data, self._node.version
+        node = self._node
+        version, node.flipped = node.version ^ node.flipped, 0
+        return node.data, version
+
+    async def version(self, path: str) -> int:
+        return self._node.version
 
     async def set(self, path: str, data: bytes, version: int) -> int:
         node = self._node
@@ -79,5 +90,21 @@ def test_nobody_writes_over_what_somebody_else_wrote() -> None:
         with pytest.raises(Unreachable):
             await writer.read_chain(QUEUE.queue_id)
         assert node.writes == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_version_that_was_damaged_on_its_way_is_nobody_s_newest() -> None:
+    """ZooKeeper counted as set back from then on: the queue stood still at this coordinator until its version had come so far."""
+
+    async def scenario() -> None:
+        node = Node()
+        writer, other = Store(node.session(), "c"), Store(node.session(), "c")
+        node.writes = 1  # nothing is damaged any more on its way there
+        await writer.write_chain(QUEUE, ChainVersion(0))
+        node.flipped = 1 << 20
+        assert await other.read_chain(QUEUE.queue_id) == (QUEUE, 1)
+        assert await other.read_chain(QUEUE.queue_id) == (QUEUE, 1)
+        assert not other.registry.outdated
 
     asyncio.run(scenario())

@@ -51,6 +51,9 @@ class ChainNode:
         await asyncio.sleep(0)
         return self.data, self.version
 
+    async def version(self, path: str) -> int:
+        return (await self.get(path))[1]
+
     async def set(self, _: str, data: bytes, expected: int) -> int:
         await asyncio.sleep(0)
         if expected != self.version:

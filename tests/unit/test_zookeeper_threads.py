@@ -152,6 +152,24 @@ def test_a_change_told_in_bytes_that_were_damaged_ends_the_connection_and_not_ka
         connection._read_socket(1)
 
 
+def test_what_is_written_by_its_version_has_the_next_one_whatever_comes_back() -> None:
+    """A Seal names it, and a member goes by the highest that it was told."""
+
+    class Answer:
+        exception, value = None, SimpleNamespace(version=8 | 1 << 20)
+
+        def rawlink(self, settle: Any) -> None:
+            settle(self)
+
+    async def scenario() -> None:
+        session = ZooKeeperSession("127.0.0.1:1", 1)
+        session._client = SimpleNamespace(connected=True, set_async=lambda *_: Answer())
+        session._loop = asyncio.get_running_loop()
+        assert await session.set("/a", b"", 7) == 8
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("bit", range(32))
 def test_whoever_asked_is_told_where_the_answer_is_an_error_that_there_is_none_of(bit: int) -> None:
     """One bit flipped in an answer's code: a lease, an election or a coordinator's look waited for that answer for as long as the process lived."""
