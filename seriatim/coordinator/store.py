@@ -44,7 +44,6 @@ from seriatim.protocol.zookeeper import (
     queue_id_from,
     queue_ids,
     read_as,
-    read_chain_node,
     read_coordinators,
 )
 
@@ -189,10 +188,12 @@ class Store(Remembered):
         await self.session.ensure(self.paths.senders(queue_id))
         await self.session.ensure(self.paths.seals(queue_id))
         late = Waiting(f"making queue {document.name} took too long; make it again", queue=document.name)
+        data = chain_json.encode(document)
         try:
-            await self.session.create(self.paths.chain(queue_id), chain_json.encode(document))
+            await self.session.create(self.paths.chain(queue_id), data)
         except (NoNode, NodeExists) as error:  # cleared away; or of another queue, not seen here yet
             raise late from error
+        self._wrote(queue_id, 0, data)
         try:
             await self.session.create(self.paths.name(document.name), json.dumps(queue_id).encode())
         except NodeExists as error:
@@ -227,22 +228,24 @@ class Store(Remembered):
             is_named = False
         await self.session.ensure(paths.senders(queue_id))
         await self.session.ensure(paths.seals(queue_id))
+        version = 0
         try:
             if expected is None:
                 await self.session.create(path, data, beside=None if is_named else name)
             else:
                 if not is_named:
                     await self.session.create(*name)
-                await self.session.set(path, data, expected)
+                version = await self.session.set(path, data, expected)
         except (BadVersion, NodeExists, NoNode):
             return False
+        self._wrote(queue_id, version, data)
         return True
 
     async def raise_version(self, queue_id: QueueId, version: ChainVersion) -> None:
         """Write what a chain's node has until it has this version, many times in one transaction: somebody else may change it between two.
 
         Each ends with the chain as it was: whoever is cut off leaves one that can be read, and raised further. Raises UnknownQueue
-        where it was deleted meanwhile.
+        where it was deleted meanwhile, and Unreachable where bits have changed in it.
         """
         path = self.paths.chain(queue_id)
         data, now = b"", -1
@@ -250,10 +253,11 @@ class Store(Remembered):
             try:
                 if now < 0:
                     await self.session.sync(path)
-                    node = await read_chain_node(self.session, path)
+                    node = await self._whole_node(queue_id)
                     data, now = node.data, node.version
                 else:
                     now = await self.session.rewrite(path, data, now, version)
+                    self._wrote(queue_id, now, data)
             except BadVersion:
                 now = -1
             except NoNode as error:
