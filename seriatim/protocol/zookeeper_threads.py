@@ -149,6 +149,17 @@ class Connection(ConnectionHandler):  # type: ignore[misc] # kazoo has no types
         except (RuntimeError, IndexError, ValueError, MemoryError, struct.error) as error:
             raise ConnectionDropped(f"an answer that can't be one: {error}") from error
 
+    def _read_watch_event(self, buffer: bytes, offset: int) -> None:
+        """As kazoo's. What nobody waits for was damaged on its way, and somebody waits for what it told: for ever, as ZooKeeper tells it once.
+
+        Where the connection has ended all look again.
+        """
+        watchers = self.client._data_watchers, self.client._child_watchers  # noqa: SLF001
+        before = sum(map(len, watchers))
+        super()._read_watch_event(buffer, offset)
+        if sum(map(len, watchers)) == before and not self.client._stopped.is_set():  # noqa: SLF001
+            raise ConnectionDropped("a change was told of what nobody watches")
+
     def _read_response(self, header: Any, buffer: bytes, offset: int) -> Any:
         """As kazoo's, which forgets who asked where the answer is an error that there is none of: he would wait for ever."""
         _, asked, _ = self.client._pending[0]  # noqa: SLF001

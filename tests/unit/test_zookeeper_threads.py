@@ -22,8 +22,9 @@ from kazoo.exceptions import (
     NotEmptyError,
     SessionExpiredError,
 )
-from kazoo.protocol.connection import WATCH_XID
+from kazoo.protocol.connection import DELETED_EVENT, WATCH_XID
 from kazoo.protocol.serialization import Exists, ReplyHeader
+from kazoo.protocol.states import KeeperState
 
 from seriatim.protocol import zookeeper_threads
 from seriatim.protocol.errors import Unreachable
@@ -190,6 +191,38 @@ def test_whoever_asked_is_told_where_the_answer_is_an_error_that_there_is_none_o
         assert answer.ready()
         with pytest.raises(Unreachable):
             await asking
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.filterwarnings(
+    "ignore:The 'warn' method:DeprecationWarning"
+)  # kazoo's, of a kind of change that there isn't
+def test_a_change_that_was_damaged_on_its_way_is_noticed_by_whoever_waits_for_it() -> None:
+    """It was told of what nobody watched, and once: who stands behind the one that is elected never learned that it had gone."""
+
+    async def scenario() -> None:
+        session = ZooKeeperSession("127.0.0.1:1", 1)
+        client, connection = session._client, session._client._connection
+        session._loop = asyncio.get_running_loop()
+        told = asyncio.Event()
+        client._stopped.clear()
+        client.handler.dispatch_callback = lambda callback: callback.func(*callback.args)
+        path = b"/senders/one-0000000001"
+        notice = struct.pack(f"!iii{len(path)}s", DELETED_EVENT, 3, len(path), path)
+        for bit in range(8 * len(notice)):
+            damaged = bytearray(notice)
+            damaged[bit // 8] ^= 1 << bit % 8
+            client._child_watchers[path.decode()].add(session._watch(told.set))
+            client._state = KeeperState.CONNECTED
+            connection._read_header = lambda _, said=bytes(damaged): (ReplyHeader(WATCH_XID, 0, 0), said, 0)
+            try:
+                connection._read_socket(1)
+            except ConnectionDropped:
+                client._session_callback(KeeperState.CONNECTING)  # as kazoo's loop does
+            await asyncio.sleep(0)
+            assert told.is_set(), bit
+            told.clear()
 
     asyncio.run(scenario())
 
