@@ -28,7 +28,7 @@ from seriatim.coordinator.core.registry import Registry, unknown_group
 from seriatim.coordinator.core.seal import SealAnswer, Wholeness
 from seriatim.coordinator.core.subscriptions import QueuePosition
 from seriatim.coordinator.description import Description, lags
-from seriatim.coordinator.execution import Execution
+from seriatim.coordinator.execution import Execution, Lines
 from seriatim.coordinator.members import Members
 from seriatim.coordinator.remembered import side_by_side
 from seriatim.coordinator.store import Store
@@ -77,11 +77,19 @@ async def _in_time(put: Callable[[], Awaitable[_Put]]) -> _Put:
 class Operations:
     """The operators' calls. Each may be made again, at any coordinator."""
 
-    def __init__(self, store: Store, members: Members, execution: Execution, description: Description) -> None:
+    def __init__(
+        self,
+        store: Store,
+        members: Members,
+        execution: Execution,
+        description: Description,
+        lines: Lines | None = None,
+    ) -> None:
         self._store = store
         self._members = members
         self._execution = execution
         self._description = description
+        self._lines = Lines() if lines is None else lines
 
     async def change(
         self,
@@ -93,7 +101,7 @@ class Operations:
         must_write: bool = False,
         only_at: ChainVersion = ANY_VERSION,
     ) -> tuple[ChainDocument, ChainVersion]:
-        """Read, change by a transition of the core, write by compare-and-set; again where the chain changed meanwhile.
+        """Read, change by a transition of the core, write by compare-and-set, in turn; again where the chain changed meanwhile.
 
         A transition that changes nothing writes nothing, so no compare-and-set would tell that what was read is old, as it
         can be where a ZooKeeper server is behind: then, and before anything is refused, it is read again, behind all that
@@ -103,28 +111,29 @@ class Operations:
         the chain on, else OlderVersion.
         """
         is_present = False
-        for _ in range(MAX_CONFLICTS):
-            document, version = await self._store.read_chain(queue_id)
-            changed = None
-            try:
-                if only_at not in (ANY_VERSION, version):
-                    raise OlderVersion("the chain has changed", queue=document.name, chain_version=version)
-                if document.is_deleted:
-                    raise chain.deleted_error(document)
-                changed = transition(document)
-            except SeriatimError:
-                if is_present:
-                    raise
-            if changed is None or (changed == document and not must_write):
-                if is_present:
-                    return document, version
-                await self._store.catch_up()
-                is_present = True
-                continue
-            written = await self._store.write_chain(changed, version)
-            if written is not None:
-                _log.info("chain written", queue=document.name, what=what, version=written, cause_id=cause_id)
-                return changed, written
+        async with self._lines.of(queue_id):
+            for _ in range(MAX_CONFLICTS):
+                document, version = await self._store.read_chain(queue_id)
+                changed = None
+                try:
+                    if only_at not in (ANY_VERSION, version):
+                        raise OlderVersion("the chain has changed", queue=document.name, chain_version=version)
+                    if document.is_deleted:
+                        raise chain.deleted_error(document)
+                    changed = transition(document)
+                except SeriatimError:
+                    if is_present:
+                        raise
+                if changed is None or (changed == document and not must_write):
+                    if is_present:
+                        return document, version
+                    await self._store.catch_up()
+                    is_present = True
+                    continue
+                written = await self._store.write_chain(changed, version)
+                if written is not None:
+                    _log.info("chain written", queue=document.name, what=what, version=written, cause_id=cause_id)
+                    return changed, written
         raise Waiting("the chain keeps changing", reasons={"chain": "it keeps changing"})
 
     # ---- queues

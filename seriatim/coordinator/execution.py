@@ -60,17 +60,27 @@ State = TypeVar("State")
 Result = SendGrant | ReadGrant | LinkClosed | Wait
 
 
+class Lines(weakref.WeakValueDictionary[QueueId, asyncio.Lock]):
+    """Of those that read a queue's chain to write it, while there are some.
+
+    Of hundreds that do so at once, one would succeed, and all others read, decode and encode all of the chain again, and again.
+    """
+
+    def of(self, queue_id: QueueId) -> asyncio.Lock:
+        """To be held from reading to writing."""
+        return self.setdefault(queue_id, asyncio.Lock())
+
+
 class Execution:
     """Runs procedures. `timeout_s`: after that long, the caller is told to come again."""
 
-    def __init__(self, store: Store, members: Members, timeout_s: float) -> None:
+    def __init__(self, store: Store, members: Members, timeout_s: float, lines: Lines | None = None) -> None:
         self._store = store
         self._members = members
         self._timeout_s = timeout_s
         self._tasks: set[asyncio.Task[None]] = set()
         self._switches: dict[tuple[QueueId, Token, Epoch], asyncio.Task[Result]] = {}
-        self._lines: weakref.WeakValueDictionary[QueueId, asyncio.Lock] = weakref.WeakValueDictionary()
-        """Of those that read a queue's chain to write it, while there are some."""
+        self._lines = Lines() if lines is None else lines
         self._slow_switches: dict[QueueId, tuple[Epoch, LinkState] | None] = {}
 
     async def close(self) -> None:
@@ -142,7 +152,7 @@ class Execution:
         its own deadline: it may have begun to do what it was told.
         """
         run = _Run(self._store, self._members, queue_id, cause_id)
-        turn = _Turn(self._lines.setdefault(queue_id, asyncio.Lock()))
+        turn = _Turn(self._lines.of(queue_id))
         state, effects = begun
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -168,11 +178,7 @@ class Execution:
 
 
 class _Turn:
-    """Of one run, in the line of those that read a queue's chain to write it.
-
-    Of hundreds that do so at once, one would succeed, and all others read, decode and encode all of the chain again, and again. So they go
-    one after the other, from reading to writing; behind that members are asked, and nobody waits for those but who asks.
-    """
+    """Of one run, in its queue's line: from reading to writing. Behind that members are asked, and nobody waits for those but who asks."""
 
     def __init__(self, line: asyncio.Lock) -> None:
         self._line = line

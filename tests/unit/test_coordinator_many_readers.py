@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from seriatim.coordinator import administration
+from seriatim.coordinator.administration import Operations
 from seriatim.coordinator.core.acquire_read import ReadRequest
 from seriatim.coordinator.core.events import ReadGrant, TellReader
 from seriatim.coordinator.execution import Execution
@@ -194,6 +197,32 @@ def test_nor_is_who_starts_where_a_member_is_away_which_is_noted_of_each():
         grants = await asyncio.gather(*(read(execution, world, number) for number in range(READERS)))
         assert [grant.index for grant in grants] == [1] * READERS
         assert (node.version, node.refused, members.asked) == (2 * READERS, 0, 2 * READERS)
+        await execution.close()
+
+    asyncio.run(scenario())
+
+
+def test_nor_is_who_has_a_subscription_made(monkeypatch: pytest.MonkeyPatch):
+    """Of 200 readers that had one made at their start, all in one moment, 150 ended: the chain kept changing."""
+
+    async def scenario() -> None:
+        monkeypatch.setattr(administration, "MAX_CONFLICTS", 2)
+        world = queue(is_open=True)
+        execution, store, node = coordinator(world)
+        cast("Any", store).queue_id = lambda *_: asyncio.sleep(0, QueueId(1))
+        told = SimpleNamespace(subscription=lambda *_: asyncio.sleep(0, pb.SubscriptionView()))
+        operations = Operations(store, cast("Any", None), execution, cast("Any", told), execution._lines)
+        requests = [pb.CreateSubscriptionRequest(queue="orders", subscription=f"new{one}") for one in range(READERS)]
+        members = StandsStill()
+        cast("Any", execution)._members = members
+        reading = [asyncio.ensure_future(read(execution, world, number)) for number in range(READERS)]
+        await asyncio.gather(*map(operations.create_subscription, requests))
+        async with asyncio.timeout(110):
+            await members.are_all_asked.wait()
+        assert (node.version, node.refused) == (2 * READERS, 0)
+        for call in reading:
+            call.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)
         await execution.close()
 
     asyncio.run(scenario())
