@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from weakref import WeakValueDictionary
 
 from seriatim.broker_group.broker import Broker
-from seriatim.broker_group.coordinators import Coordinators
+from seriatim.broker_group.coordinators import Coordinators, nobody_answers
 from seriatim.broker_group.core import cursors
 from seriatim.broker_group.core.cursors import CursorRecord
 from seriatim.broker_group.core.link_record import LinkKey
@@ -314,9 +314,9 @@ class CursorKeeper:
         for key in list(self._noted):
             try:
                 await self._bring_up_in(key, chain_version)
-            except (Unreachable, DeadlineOver):
-                raise  # and all the others would wait for the same one
             except SeriatimError as error:  # as of a queue that was set back, and stands still until an operator comes
+                if nobody_answers(error):
+                    raise  # and all the others would wait for the same one
                 failure = failure or error
         if failure is not None:
             raise failure
@@ -441,7 +441,7 @@ class CursorKeeper:
             noted = await self._report(key, of, cause_id)
         except SeriatimError as error:
             _log.lasting("drained report failed", queue_id=key[0], epoch=key[1], reason=error, cause_id=cause_id)
-            if isinstance(error, (Unreachable, DeadlineOver)):
+            if nobody_answers(error):
                 raise
             return False
         known = self._reported.setdefault(key, set())

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn, cast
 
+import grpc
+import grpc.aio
 import pytest
 
 from seriatim.broker_group import layout, scrubber
@@ -32,7 +34,7 @@ from seriatim.broker_group.resyncer import AT_ONCE, BUSY_S, IDLE_S, REST_S, Resy
 from seriatim.broker_group.scrubber import Scrubber
 from seriatim.broker_group.service import BrokerService
 from seriatim.broker_group.store import Store, open_store
-from seriatim.protocol import chain_json
+from seriatim.protocol import chain_json, errors
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.chain import (
@@ -1825,6 +1827,77 @@ def test_cursors_that_can_t_be_read_keep_no_others_from_being_reported(with_link
         assert not await keeper._report_once()
         assert looked_at == [RECORD.key, OTHER.key]
         assert broker.maybe_drained == {RECORD.key}
+
+    with_links(scenario)
+
+
+class ServesAllButOne:
+    """A coordinator that can't read one chain, as if each link were of a queue of its own, and one where nobody answers."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    async def children(self, _: str) -> list[str]:
+        return ["dead", "serves"]
+
+    async def get(self, path: str, *_: object) -> tuple[bytes, int]:
+        return CoordinatorRegistration(f"{path.rpartition('/')[2]}:1").encode(), 0
+
+    async def forget_dead(self, _: object) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    def stub(self, address: str) -> SimpleNamespace:
+        async def serve(request: Any, **_: object) -> pb.DrainedNoted:
+            if address == "dead:1":
+                raise failed("failed to connect")
+            self.asked.append(request)
+            if request.epoch == RECORD.epoch:
+                raise failed(errors.to_wire(Unreachable("bits have changed in the chain of queue 1")))
+            return pb.DrainedNoted()
+
+        return SimpleNamespace(ReportDrained=serve, NoteStaleCursors=serve)
+
+    def coordinators(self) -> Coordinators:
+        made = Coordinators(cast("ZooKeeperSession", self), Paths("c"))
+        made._connections = cast("Any", self)
+        return made
+
+
+def failed(details: str) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+
+
+def test_a_queue_whose_chain_nobody_can_read_keeps_no_other_from_being_reported_or_brought_up(
+    with_links: Callable[[Scenario], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bits had changed in one chain, for good: of no queue behind it was a link's end reported, nor a note of stale cursors taken back."""
+
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        zookeeper = ServesAllButOne()
+        keeper = CursorKeeper(broker, zookeeper.coordinators())
+        at_end = CursorRecord(SubscriptionId(1), Generation(1), Token(1), RECORD.end, Token(1))
+        caplog.set_level("INFO")
+        for one in (RECORD, OTHER):
+            broker.link(one.key).changed_record(replace(one, lacks=()))
+            await keeper._changed(one.key, SubscriptionId(1), lambda _: at_end)
+            broker.look_for_drained(one.key)
+            keeper.found_stale(one.key)
+        assert not await keeper._report_once()
+        assert [one.epoch for one in zookeeper.asked] == [RECORD.epoch, OTHER.epoch]
+        assert broker.maybe_drained == {RECORD.key}
+        assert "bits have changed" in caplog.text
+        zookeeper.asked.clear()
+
+        async def relayed(*_: object, **__: object) -> None:
+            """The other member has it."""
+
+        keeper._relay = relayed  # type: ignore[method-assign]
+        with pytest.raises(Unreachable, match="bits have changed"):
+            await keeper.bring_up_peer(lambda _: asyncio.sleep(0, 7))
+        assert [one.epoch for one in zookeeper.asked] == [RECORD.epoch, OTHER.epoch]
 
     with_links(scenario)
 
