@@ -11,7 +11,6 @@ import importlib
 import io
 import logging
 import os
-import select
 import signal
 import sys
 import traceback
@@ -202,15 +201,13 @@ def _discard_output() -> None:
 class _Told(io.FileIO):
     """Where a person is told what goes on: that nobody takes it ends no command, and keeps none from going on, nor from its end."""
 
-    _taker = Taker()
+    def __init__(self, descriptor: int, mode: str, *, closefd: bool = True) -> None:
+        super().__init__(descriptor, mode, closefd)
+        self._taker = Taker(self)
 
     def write(self, data: ReadableBuffer, /) -> int:
-        left = memoryview(data).cast("B")
-        written: int | None = left.nbytes
         with suppress(OSError):
-            while left and written and self._taker.has_room(self):
-                written = super().write(left[: select.PIPE_BUF])  # None where it would have to wait, and may not
-                left = left[written or 0 :]
+            self._taker.write(memoryview(data))
         return memoryview(data).nbytes
 
 

@@ -11,14 +11,16 @@ import os
 import select
 import stat
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Protocol
+from contextlib import suppress
+from typing import Protocol, TextIO, cast
 
 from seriatim.protocol import log
 
 PATIENCE_S = 1.0
 """So long somebody is waited for who takes a line; who doesn't isn't waited for again until he does."""
+
+
+_NO_FILE = -1
 
 
 class _Descriptor(Protocol):
@@ -40,31 +42,58 @@ def is_output_read() -> bool:
 class Taker:
     """Whoever takes lines that tell how a command stands. What he doesn't take is left out."""
 
-    def __init__(self) -> None:
+    def __init__(self, output: _Descriptor) -> None:
+        self._output = output
+        self._descriptor = _without_waiting(output)
         self._patience_s = PATIENCE_S
+        self._is_cut = False
 
-    def has_room(self, output: _Descriptor) -> bool:
-        """Whether a write of up to `select.PIPE_BUF` bytes doesn't wait. True also where nothing would tell, as of no file."""
-        with suppress(TypeError, OSError):
-            look = select.poll()
-            look.register(output, select.POLLOUT)
-            is_taken = bool(look.poll(1000 * self._patience_s))
-            self._patience_s = PATIENCE_S if is_taken else 0.0
-            return is_taken
-        return True
-
-    @contextmanager
-    def undivided(self, output: _Descriptor) -> Iterator[bool]:
-        """As `log.undivided`, around a line that isn't waited for: whether it is to be written."""
+    def tell(self, text: str) -> None:
+        """Print a line, in the turn of `log.undivided`. Raises OSError."""
         turn = log.undivided()
         if not turn.acquire(timeout=self._patience_s):  # the log goes there, too, and isn't taken either
             self._patience_s = 0.0
-            yield False
             return
         try:
-            yield self.has_room(output)
+            if self._descriptor == _NO_FILE:
+                print(text, file=cast("TextIO", self._output), flush=True)
+            else:
+                self.write(f"{text}\n".encode(getattr(self._output, "encoding", "utf-8"), "backslashreplace"))
         finally:
             turn.release()
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Write what is taken of it, on a line of its own. Raises OSError."""
+        whole = left = memoryview(b"".join((b"\n" * self._is_cut, data)))
+        with suppress(BlockingIOError):  # there is less room than this takes
+            while left and self._has_room():
+                left = left[os.write(self._descriptor, left[: select.PIPE_BUF]) :]
+        if len(left) < len(whole):
+            self._is_cut = len(left) > 0
+
+    def _has_room(self) -> bool:
+        """Whether a write of up to `select.PIPE_BUF` bytes doesn't wait; on a terminal, of less."""
+        look = select.poll()
+        look.register(self._descriptor, select.POLLOUT)
+        is_taken = bool(look.poll(1000 * self._patience_s))
+        self._patience_s = PATIENCE_S if is_taken else 0.0
+        return is_taken
+
+
+def _without_waiting(output: _Descriptor) -> int:
+    """Where to write so that nothing waits that `Taker` hasn't waited for.
+
+    A terminal that nobody reads, as where the line to it hangs, tells of room for a part of a line, and keeps whoever writes for the rest. So it
+    is opened once more, if it can be: whether a write waits holds for all who share a descriptor.
+    """
+    try:
+        descriptor = output.fileno()
+    except (AttributeError, OSError):
+        return _NO_FILE
+    if os.isatty(descriptor):
+        with suppress(OSError):
+            return os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    return descriptor
 
 
 class Teller:
@@ -74,14 +103,14 @@ class Teller:
         """`name`: of the log."""
         self._is_json = is_json
         self._log = log.logger(name) if is_log and not is_json else None
-        self._taker = Taker()
+        self._taker = Taker(sys.stdout)
 
     def tell(self, event: str, text: str, /, **keys: object) -> None:
         """An event with its keys, or a line of `text`. Who doesn't take it is told nothing. Raises OSError where nobody ever will."""
         if self._log is not None:
             self._log.info(event, **keys)
             return
-        output = sys.stderr if event == "waiting" and not self._is_json else sys.stdout
-        with self._taker.undivided(output) as is_taken:
-            if is_taken:
-                print(json.dumps({"event": event, **keys}) if self._is_json else text, flush=True, file=output)
+        if event == "waiting" and not self._is_json:
+            print(text, flush=True, file=sys.stderr)
+        else:
+            self._taker.tell(json.dumps({"event": event, **keys}) if self._is_json else text)

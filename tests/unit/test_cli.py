@@ -8,7 +8,9 @@ import itertools
 import json
 import logging
 import os
+import pty
 import resource
+import select
 import signal
 import socket
 import subprocess
@@ -556,6 +558,38 @@ def test_what_nobody_takes_on_standard_error_is_left_out_until_somebody_does():
         tell("nobody reads any more")
 
 
+def taken_from(terminal, told):
+    """What a terminal shows, up to this."""
+    shown = b""
+    while told not in shown:
+        shown += os.read(terminal, 1 << 16)
+    return shown
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("characters", [20, 200, 2000])
+def test_nor_is_a_terminal_waited_for_that_nobody_reads(characters, monkeypatch):
+    """As over a line that hangs: it tells of room for a part of a line, and `replay` stood still in that one, elected, whatever signal came."""
+    terminal, line = pty.openpty()
+    with io.TextIOWrapper(io.BufferedWriter(main._Told(line, "wb", closefd=False))) as told:
+        for number in range(20_000 // characters * 4):
+            click.echo(f"waiting: {number} {'x' * characters}", file=told)
+            told.flush()
+        assert taken_from(terminal, b"x\r\n").startswith(b"waiting: 0 ")
+        while select.select([terminal], [], [], 0)[0]:
+            os.read(terminal, 1 << 16)
+        click.echo("waiting: somebody", file=told)
+        told.flush()
+        assert b"\nwaiting: somebody" in taken_from(terminal, b"somebody")
+    with os.fdopen(line, "w") as untaken:
+        monkeypatch.setattr(sys, "stdout", untaken)
+        tell = replay_module.reporter(is_json=False, is_log=False)
+        for offset in range(4000):
+            tell(progress.Started(queue="q" * characters, offset=offset, token=1))
+        assert os.get_blocking(untaken.fileno())  # it is others' as well
+    os.close(terminal)
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("is_json", [False, True])
 def test_a_capture_and_a_replay_go_on_where_nobody_takes_what_they_tell(is_json, monkeypatch):
@@ -676,7 +710,7 @@ def test_the_last_that_a_capture_tells_is_how_it_stands(monkeypatch):
     """The queue took nothing for a while, and nothing is sent since."""
     told = []
     monkeypatch.setattr(capture_module, "_REPORT_EVERY_S", 0.01)
-    monkeypatch.setattr(pipes, "print", lambda text, **_: told.append(json.loads(text)), raising=False)
+    monkeypatch.setattr(pipes.Taker, "tell", lambda _, text: told.append(json.loads(text)))
     sender = SimpleNamespace(sent=4, unacknowledged=4)
     report = capture_module._Report("q", "slot", is_json=True, is_log=False)
 
