@@ -254,10 +254,10 @@ class Ensemble:
         version: int,
         *,
         owner: int,
-        is_sequential: bool,
-        guard: tuple[str, int] | None,
-        beside: tuple[str, bytes] | None,
         through: Server,
+        is_sequential: bool = False,
+        guard: tuple[str, int] | None = None,
+        beside: tuple[str, bytes] | None = None,
     ) -> Any:
         """Check and commit at the leader. Returns the path made, or the new version. Raises as ZooKeeper does."""
         nodes = self.leader.nodes

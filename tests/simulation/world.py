@@ -472,7 +472,7 @@ def installed(world: World) -> Iterator[None]:
     right_step, right_run, right_eligible = replica.step, Execution.run, readmission.eligible
 
     def session(hosts: str, timeout_s: float) -> SimulatedSession:
-        return SimulatedSession(world.ensemble, world._is_cut_from_zookeeper, hosts, timeout_s)
+        return SimulatedSession(world.ensemble, network, world.zookeeper, hosts, timeout_s)
 
     def open_store(_: Path, place: str, _segment_bytes: int) -> Any:
         del place

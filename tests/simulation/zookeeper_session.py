@@ -11,67 +11,21 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from seriatim.protocol.errors import Unreachable
-from seriatim.protocol.zookeeper import BadVersion, NodeExists, NoNode, NotEmpty, SessionExpired, SessionState
+from seriatim.protocol.zookeeper import NodeExists, NoNode, SessionExpired, SessionState
 from tests.simulation.ensemble import Ensemble, Server
-from tests.simulation.loop import Process
+from tests.simulation.loop import Host
+from tests.simulation.network import Network
+from tests.simulation.zookeeper_requests import Close, Read, Request, Sync, Write
 
 TICK_S = 0.5
 LATE_WATCHES = 0.1
 LATE_WATCH_S = 0.02
-_Work = Callable[[Server, Callable[..., None]], None]
-
-
-class _Question:
-    """One request of a session to its server. `work` answers it there."""
-
-    __slots__ = ("_future", "_server", "_session", "_session_id", "_work")
-
-    def __init__(
-        self,
-        session: SimulatedSession,
-        server: Server,
-        work: _Work,
-        future: asyncio.Future[Any],
-    ) -> None:
-        self._session = session
-        self._session_id = session.session_id
-        self._server = server
-        self._work = work
-        self._future = future
-
-    def arrive(self) -> None:
-        """At the server, unless the session has left the connection on which this was asked."""
-        session, server = self._session, self._server
-        if session.server is not server or session.session_id != self._session_id:
-            return
-        if session.is_cut(session.process):
-            session.held_requests.append(self.arrive)
-            return
-        if not session.ensemble.is_live(self._session_id) and not server.is_cut_off:
-            self._answer(None, SessionExpired("the ZooKeeper session has expired"))
-            return
-        self._work(server, self._answer)
-
-    def _answer(self, result: Any, error: Exception | None = None) -> None:
-        session, server = self._session, self._server
-        if session.server is server and session.session_id == self._session_id:
-            session.tell(self._settle, result, error, server.tree.applied, server.tree.leader)
-
-    def _settle(self, result: Any, error: Exception | None, seen: int, leader: int) -> None:
-        future = self._future
-        self._session.settled(future, seen, leader)
-        if future.done():
-            return
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)
 
 
 class SimulatedSession:
-    """Stands for seriatim.protocol.zookeeper.ZooKeeperSession."""
+    """Stands for seriatim.protocol.zookeeper.ZooKeeperSession. `place`: where ZooKeeper is in the network."""
 
-    def __init__(self, ensemble: Ensemble, is_cut: Callable[[Process], bool], hosts: str, timeout_s: float) -> None:
+    def __init__(self, ensemble: Ensemble, network: Network, place: Host, hosts: str, timeout_s: float) -> None:
         process = ensemble.loop.process
         assert process is not None
         self.hosts = hosts
@@ -81,27 +35,28 @@ class SimulatedSession:
         self.session_id = 0
         self.server: Server | None = None
         self.ensemble = ensemble
-        self.is_cut = is_cut
+        self.network = network
+        self._place = place
         self._listeners: list[Callable[[SessionState], None]] = []
         self._pending: dict[asyncio.Future[Any], None] = {}  # a set in the order of asking
-        self._queued: list[tuple[_Work, asyncio.Future[Any]]] = []  # for the next connection
-        self._watching: dict[Callable[[], None], None] = {}  # as well
+        self._queued: list[Request] = []  # for the next connection
+        self.watching: dict[Callable[[], None], None] = {}  # as well
         self._is_stopped = False
         self._expiry: Any = None
         self._told_s = 0.0
         self._notified_s = 0.0
-        self._asked_s = 0.0
-        self._wrote_s = 0.0
-        self._decided_s = 0.0
+        self.asked_s = 0.0
+        self.wrote_s = 0.0
+        self.decided_s = 0.0
         """When the last of its writes is decided: none behind it is earlier."""
-        self._answered_s = 0.0
+        self.answered_s = 0.0
         """The same, of this connection: nor is a look behind it."""
-        self._seen = 0
+        self.seen = 0
         self.leader = 0
         self._is_reconnecting = False
         self.held_requests: list[Callable[[], None]] = []
         self.undecided: set[tuple[str, str]] = set()  # kind and path of writes that are at its server
-        self._held_replies: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+        self.held_replies: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
 
     # ---- life
 
@@ -123,27 +78,12 @@ class SimulatedSession:
         if self._is_stopped:
             return
         self._is_stopped = True
-        server, session_id, loop = self.server, self.session_id, self.ensemble.loop
-        if server is not None:
-            ended: asyncio.Future[Any] = loop.create_future()
-            self._pending[ended] = None
-            self._send(server, lambda server, answer: self._close(server, session_id, answer), ended)
-            await asyncio.wait((ended,), timeout=self.session_timeout_s * 2 / 3)
+        if self.server is not None:
+            closing = Close(self)
+            self._pending[closing.future] = None
+            closing.send(self.server)
+            await asyncio.wait((closing.future,), timeout=self.session_timeout_s * 2 / 3)
         self.end()
-
-    def _close(self, server: Server, session_id: int, answer: Callable[..., None]) -> None:
-        """The server has heard that the client closes its session: the leader ends it."""
-        ensemble = self.ensemble
-
-        def ended() -> None:
-            if server.is_cut_off:
-                server.held.append(ended)
-            elif not ensemble.is_down:
-                ensemble.expire(session_id)
-                ensemble.catch_up(server)
-                answer(None)
-
-        ensemble.loop.at(max(self._decided_s, ensemble.decided_s()), None, ended)
 
     def end(self) -> None:
         """Behind `stop` nothing is left to do but to hang up: the leader ends a session that it hears no more of."""
@@ -164,8 +104,8 @@ class SimulatedSession:
         if self._is_stopped or self.server is not None:
             return
         server = ensemble.chance.choice(ensemble.servers)
-        is_answered = not ensemble.is_down and not server.is_cut_off and not self.is_cut(self.process)
-        if not is_answered or server.tree.applied < self._seen:
+        is_answered = not ensemble.is_down and not server.is_cut_off and not self.is_cut
+        if not is_answered or server.tree.applied < self.seen:
             if is_answered:
                 ensemble.catch_up(server)
             self._retry()
@@ -181,8 +121,8 @@ class SimulatedSession:
         self.heard_of()
         self._tell_state(SessionState.CONNECTED)
         queued, self._queued = self._queued, []
-        for work, future in queued:  # also what nobody waits for any more: kazoo doesn't know that
-            self._send(server, work, future)
+        for request in queued:  # also what nobody waits for any more: kazoo doesn't know that
+            request.send(server)
 
     def _retry(self) -> None:
         if not self._is_reconnecting and not self._is_stopped:
@@ -194,14 +134,14 @@ class SimulatedSession:
         if self.server is not None:
             self.server.sessions.remove(self)
             self.server = None
-        self._answered_s = 0.0
+        self.answered_s = 0.0
         self.held_requests.clear()
-        self._held_replies.clear()
+        self.held_replies.clear()
 
     def reached(self) -> None:
         """A cut is over before anybody gave the connection up: what was under way arrives."""
         requests, self.held_requests = self.held_requests, []
-        replies, self._held_replies = self._held_replies, []
+        replies, self.held_replies = self.held_replies, []
         for request in requests:
             request()
         for callback, arguments in replies:
@@ -228,7 +168,7 @@ class SimulatedSession:
         if self.server is None:
             self._tell_state(SessionState.SUSPENDED)
             self._retry()
-        for watch in list(self._watching):  # as kazoo does: what happens meanwhile isn't seen
+        for watch in list(self.watching):  # as kazoo does: what happens meanwhile isn't seen
             watch()
 
     def _tell_state(self, state: SessionState) -> None:
@@ -247,7 +187,7 @@ class SimulatedSession:
             and not server.is_cut_off
             and process.is_alive
             and not process.is_paused
-            and not self.is_cut(process)
+            and not self.is_cut
         )
 
     def heard_of(self, *, is_fresh: bool = False) -> None:
@@ -264,7 +204,7 @@ class SimulatedSession:
             silent_s = 0.0 if is_fresh else self.ensemble.chance.random() * self.session_timeout_s / 3
             left_s = self.session_timeout_s - silent_s + self.ensemble.chance.random() * TICK_S
             # A write is heard, too.
-            left_s = max(left_s, self._wrote_s + self.session_timeout_s - loop.now_s)
+            left_s = max(left_s, self.wrote_s + self.session_timeout_s - loop.now_s)
             self._expiry = loop.after(left_s, None, self._expired)
 
     def _expired(self) -> None:
@@ -275,11 +215,18 @@ class SimulatedSession:
 
     # ---- asking
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether something of what client and server send each other is held back."""
+        return self.network.are_divided(self.process.host, self._place)
+
+    def next_told_s(self) -> float:
+        """When the client hears what is told it now: behind all answers that were told before."""
+        self._told_s = told_s = max(self._told_s, self.ensemble.loop.now_s + self.ensemble.delay_s() / 4)
+        return told_s
+
     def tell(self, callback: Callable[..., Any], *arguments: Any) -> None:
-        """To the client, behind all answers that were told before."""
-        loop = self.ensemble.loop
-        self._told_s = told_s = max(self._told_s, loop.now_s + self.ensemble.delay_s() / 4)
-        loop.at(told_s, self.process, self._receive, self.server, callback, arguments)
+        self.ensemble.loop.at(self.next_told_s(), self.process, self._receive, self.server, callback, arguments)
 
     def notify(self, watch: Callable[[], None]) -> None:
         """A watch, behind those before, and not before an answer told later: kazoo passes watches on by a thread of their own."""
@@ -292,18 +239,12 @@ class SimulatedSession:
     def _receive(self, server: Server | None, callback: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         if self.server is not server:
             return
-        if self._held_replies or self.is_cut(self.process):
-            self._held_replies.append((callback, arguments))
+        if self.held_replies or self.is_cut:
+            self.held_replies.append((callback, arguments))
         else:
             callback(*arguments)
 
-    def settled(self, future: asyncio.Future[Any], seen: int, leader: int) -> None:
-        """An answer has come, of a server that had applied so many changes, the last ones of this leader."""
-        self._pending.pop(future, None)
-        self._seen = max(self._seen, seen)
-        self.leader = leader
-
-    async def _ask(self, work: _Work) -> Any:
+    async def _ask(self, make: Callable[..., Request], *what: Any, **details: Any) -> Any:
         """Nothing is asked while it is known that there is no connection. What is asked before waits for the next one, as with kazoo:
         however long, and unless the session is lost.
         """
@@ -311,112 +252,26 @@ class SimulatedSession:
             raise Unreachable("ZooKeeper didn't answer: ConnectionClosedError")
         if self.state is not SessionState.CONNECTED:
             raise Unreachable(f"ZooKeeper doesn't answer at {self.hosts}")
-        future: asyncio.Future[Any] = self.ensemble.loop.create_future()
+        request = make(self, *what, **details)
+        future = request.future
         self._pending[future] = None
         if self.server is None:
-            self._queued.append((work, future))
+            self._queued.append(request)
         else:
-            self._send(self.server, work, future)
+            request.send(self.server)
         try:
             return await future
         finally:
             self._pending.pop(future, None)
 
-    def _send(self, server: Server, work: _Work, future: asyncio.Future[Any]) -> None:
-        ensemble = self.ensemble
-        self._asked_s = max(self._asked_s, ensemble.loop.now_s + ensemble.delay_s() / 4)
-        ensemble.loop.at(self._asked_s, None, _Question(self, server, work, future).arrive)
-
-    def _read(self, kind: str, path: str, watch: Callable[[], None] | None) -> Coroutine[Any, Any, Any]:
-        loop = self.ensemble.loop
-
-        def work(server: Server, answer: Callable[..., None]) -> None:
-            if self._answered_s > loop.now_s:
-                loop.at(self._answered_s, None, behind_writes, server, self.session_id, answer)
-                return
-            tree = server.tree
-            node = tree.nodes.get(path)
-            if watch is not None and (node is not None or kind == "exists"):
-                key = ("children" if kind == "children" else "data", path)
-                server.watches.setdefault(key, []).append((self, self.session_id, watch))
-                self._watching[watch] = None
-            if kind == "exists":
-                answer(None if node is None else (node.owner, node.written_under, node.version))
-            elif node is None:
-                answer(None, NoNode(path))
-            elif kind == "get":
-                answer((node.data, node.version))
-            else:
-                answer(list(tree.children.get(path, ())))
-
-        def behind_writes(server: Server, session_id: int, answer: Callable[..., None]) -> None:
-            if self.server is server and self.session_id == session_id:
-                work(server, answer)
-
-        return self._ask(work)
-
-    def _write(
-        self,
-        kind: str,
-        path: str,
-        data: bytes = b"",
-        version: int = -1,
-        *,
-        is_ephemeral: bool = False,
-        is_sequential: bool = False,
-        guard: tuple[str, int] | None = None,
-        beside: tuple[str, bytes] | None = None,
-    ) -> Any:
-        ensemble = self.ensemble
-
-        def work(server: Server, answer: Callable[..., None]) -> None:
-            session_id = self.session_id  # of the connection on which it is sent
-            self.undecided.add((kind, path))
-
-            def commit() -> None:
-                if server.is_cut_off:
-                    server.held.append(commit)
-                    return
-                self.undecided.discard((kind, path))
-                if ensemble.is_down:
-                    return
-                if not ensemble.is_live(session_id):
-                    answer(None, SessionExpired("the ZooKeeper session has expired"))
-                    return
-                self._wrote_s = ensemble.loop.now_s
-                try:
-                    result = ensemble.write(
-                        kind,
-                        path,
-                        data,
-                        version,
-                        owner=session_id if is_ephemeral else 0,
-                        is_sequential=is_sequential,
-                        guard=guard,
-                        beside=beside,
-                        through=server,
-                    )
-                except (NoNode, NodeExists, BadVersion, NotEmpty) as error:
-                    ensemble.catch_up(server)
-                    answer(None, error)
-                    return
-                ensemble.catch_up(server)
-                answer(result)
-
-            # A session's writes are done in their order, on whatever connections they came.
-            self._answered_s = self._decided_s = max(self._decided_s, ensemble.decided_s())
-            ensemble.loop.at(self._decided_s, None, commit)
-
-        return self._ask(work)
-
     def get(self, path: str, watch: Callable[[], None] | None = None) -> Coroutine[Any, Any, tuple[bytes, int]]:
-        return self._read("get", path, self._watch(watch))
+        return self._ask(Read, "get", path, watch)
 
     async def exists(self, path: str, watch: Callable[[], None] | None = None) -> bool:
-        return await self._read("exists", path, self._watch(watch)) is not None
+        return await self._ask(Read, "exists", path, watch) is not None
 
     def children(self, path: str, watch: Callable[[], None] | None = None) -> Coroutine[Any, Any, list[str]]:
-        return self._read("children", path, self._watch(watch))
+        return self._ask(Read, "children", path, watch)
 
     async def create(
         self,
@@ -430,9 +285,8 @@ class SimulatedSession:
     ) -> str:
         if parents:
             await self.ensure(path.rpartition("/")[0])
-        made: str = await self._write(
-            "create", path, data, is_ephemeral=ephemeral, is_sequential=sequential, beside=beside
-        )
+        how = {"is_ephemeral": ephemeral, "is_sequential": sequential, "beside": beside}
+        made: str = await self._ask(Write, "create", path, data, **how)
         return made
 
     async def ensure(self, path: str) -> None:
@@ -444,14 +298,14 @@ class SimulatedSession:
             path = path.rpartition("/")[0]
         for one in reversed(missing):
             try:
-                await self._write("create", one)
+                await self._ask(Write, "create", one)
             except NodeExists:
                 continue
         if not missing:
             await asyncio.sleep(0)
 
     async def set(self, path: str, data: bytes, version: int = -1) -> int:
-        found: int = await self._write("set", path, data, version)
+        found: int = await self._ask(Write, "set", path, data, version)
         return found
 
     async def rewrite(self, path: str, data: bytes, version: int, to: int) -> int:
@@ -460,24 +314,11 @@ class SimulatedSession:
         return await self.set(path, data, version)
 
     async def delete(self, path: str, version: int = -1, guard: tuple[str, int] | None = None) -> None:
-        await self._write("delete", path, b"", version, guard=guard)
+        await self._ask(Write, "delete", path, b"", version, guard=guard)
 
     async def sync(self, path: str) -> None:
         del path
-        ensemble = self.ensemble
-
-        def work(server: Server, answer: Callable[..., None]) -> None:
-            def synced() -> None:
-                if server.is_cut_off:
-                    server.held.append(synced)
-                elif not ensemble.is_down:
-                    ensemble.catch_up(server)
-                    answer(None)
-
-            self._answered_s = max(ensemble.newest_decision_s, ensemble.decided_s())
-            ensemble.loop.at(self._answered_s, None, synced)
-
-        await self._ask(work)
+        await self._ask(Sync)
 
     async def version(self, path: str) -> int:
         return (await self._existing(path))[2]
@@ -489,18 +330,7 @@ class SimulatedSession:
         return (await self._existing(path))[1]
 
     async def _existing(self, path: str) -> tuple[int, int, int]:
-        found: tuple[int, int, int] | None = await self._read("exists", path, None)
+        found: tuple[int, int, int] | None = await self._ask(Read, "exists", path, None)
         if found is None:
             raise NoNode(path)
         return found
-
-    def _watch(self, watch: Callable[[], None] | None) -> Callable[[], None] | None:
-        """To be called once: by a change, or when the connection is lost."""
-        if watch is None:
-            return None
-
-        def fire() -> None:
-            if self._watching.pop(fire, 0) is None:
-                watch()
-
-        return fire
