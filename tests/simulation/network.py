@@ -160,10 +160,6 @@ class Network:
         self.on_refusal: Callable[[str, Any, str], None] = lambda *_: None
         """Told of each call that ends with an error: path, first message of the call, and the error's text."""
 
-    @property
-    def has_windows(self) -> bool:
-        return self.window < MANY
-
     def add(self, host: Host) -> None:
         self._hosts[host.address] = host
 

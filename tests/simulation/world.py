@@ -35,7 +35,7 @@ from seriatim.coordinator.core.events import SendGrant
 from seriatim.coordinator.core.registry import Registry
 from seriatim.coordinator.execution import Execution
 from seriatim.coordinator.process import CoordinatorProcess, CoordinatorSettings
-from seriatim.protocol import batch_streams, chain_json, clock, coordinators, log, rpc, streams, values
+from seriatim.protocol import batch_streams, chain_json, checksums, clock, coordinators, log, rpc, streams, values
 from seriatim.protocol.chain import ChainDocument, Link
 from seriatim.protocol.registration import Registration
 from seriatim.protocol.zookeeper import Paths
@@ -71,7 +71,11 @@ class _Clocks:
     CLOCK_BOOTTIME: int = 7
 
     def clock_gettime(self, _: int) -> float:
-        return self.loop.time()
+        process, now_s = (
+            self.loop.process,
+            self.loop.now_s,
+        )  # as `loop.time`, without the call: all leases and deadlines ask
+        return now_s if process is None else now_s * process.host.clock_rate + process.host.clock_offset_s
 
     def monotonic(self) -> float:
         return self.loop.time()
@@ -514,6 +518,8 @@ def installed(world: World) -> Iterator[None]:
         (views, "queue_view", once_described(views.queue_view)),
         (seriatim.consumer.session, "chain_view", once_viewed(seriatim.consumer.session.chain_view)),
         (coordinators, "uniform", random.Random(0).uniform),
+        # Messages are handed on as they are: nothing to be written or read by a stub, which is made for each of hundreds of addresses.
+        (checksums, "CheckedChannel", lambda channel: channel),
         (rpc, "channel", lambda address, **_: SimulatedChannel(network, address)),
         (rpc, "server", lambda *_, **__: SimulatedServer(network)),
         (rpc, "connect", lambda _: None),
