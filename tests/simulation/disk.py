@@ -247,7 +247,7 @@ class SimulatedWriter:
         writes, self._queue = self._queue, []
         disk = self._disk
         is_full = disk.is_full and any(write.size_bytes for write in writes)
-        if disk.room_bytes is not None and sum(_size_bytes(write) for write in writes) > disk.room_bytes:
+        if disk.room_bytes is not None and sum(map(_size_bytes, writes)) > disk.room_bytes:
             is_full = True
         if self.failure is None and (disk.is_failing or is_full):
             what = "Input/output error" if disk.is_failing else "No space left on device"
@@ -257,16 +257,17 @@ class SimulatedWriter:
             self._is_busy = False
             self._complete(waiting, self.failure)
             return
-        now_s = self._loop.now_s
+        now_s, written, empties_memory = self._loop.now_s, [], False
         for write in writes:
             disk.write(write)
             if write.flush_within_s is not None:
                 due_s = now_s + write.flush_within_s
                 self._due_s = due_s if self._due_s is None else min(self._due_s, due_s)
-        self._unflushed += [write for write in writes if write.waits_for_flush]
-        if any(write.empties_memory for write in writes):
+            (self._unflushed if write.waits_for_flush else written).append(write)
+            empties_memory = empties_memory or write.empties_memory
+        if empties_memory:
             disk.emptied_memory()
-        self._complete([write for write in writes if not write.waits_for_flush], None)
+        self._complete(written, None)
         self._go_on()
 
     def _distrust(self, what: str) -> DiskFailed:

@@ -18,6 +18,8 @@ from seriatim.protocol.registration import Registration
 from tests.simulation.disk import Disk, Table
 from tests.simulation.loop import SimulatedLoop
 
+_RECORD = ord("L")
+"""How the key of a link's record begins."""
 REMEMBERED_S = 30.0
 """So old may what a coordinator decided on be when its write arrives: it was paused, or cut off."""
 
@@ -54,13 +56,16 @@ class Holdings:
 
     # ---- what is written of a link
 
-    def written(self, disk: Disk, write: Write) -> None:
-        """A member is about to write this; what was there before is still there."""
+    def written(self, disk: Disk, write: Write) -> bool:
+        """A member is about to write this; what was there before is still there. Whether a link's record is among it."""
+        has_record = False
         for key, value in write.puts:
-            if key[:1] == b"L":
+            if key[0] == _RECORD:
+                has_record = True
                 before = disk.table.values.get(key)
                 after = link_record.decode(value)
                 self._check_record(disk, None if before is None else link_record.decode(before), after)
+        return has_record
 
     def _check_record(self, disk: Disk, before: LinkRecord | None, after: LinkRecord) -> None:
         where = f"{disk.disk_id} and link {after.epoch}"

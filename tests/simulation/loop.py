@@ -14,7 +14,7 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Literal
 
 PATIENCE_S = 30.0
 """So long a sender waits, when it closes, for what it has sent."""
@@ -48,7 +48,8 @@ class Process:
     """
 
     __slots__ = (
-        "at_stop", "away_s", "backlog", "host", "is_alive", "is_paused", "is_stopping", "patience_s", "steps_to_live", "tasks",
+        "_kept_tasks", "at_stop", "away_s", "backlog", "host", "is_alive", "is_paused", "is_stopping", "patience_s", "steps_to_live",
+        "tasks",
     )  # fmt: skip
 
     def __init__(self, host: Host) -> None:
@@ -57,11 +58,19 @@ class Process:
         self.is_paused = False
         self.backlog: list[_Due] = []
         self.tasks: list[asyncio.Task[Any]] = []
+        self._kept_tasks = 32
         self.steps_to_live: int | None = None
         self.is_stopping = False
         self.at_stop: Callable[[], object] = lambda: None
         self.away_s = 0.0
         self.patience_s = PATIENCE_S
+
+    def begins(self, task: asyncio.Task[Any]) -> None:
+        """Know it until it is done and somebody has seen how."""
+        self.tasks.append(task)
+        if len(self.tasks) > self._kept_tasks:
+            self.tasks = [one for one in self.tasks if not one.done() or _is_unseen(one)]
+            self._kept_tasks = 2 * len(self.tasks) + 32
 
     def told_to_stop(self) -> None:
         """As a signal's handler, which goes by what is being done when the signal comes."""
@@ -115,6 +124,31 @@ _new_task, _begin_task = SimulatedTask.__new__, SimulatedTask.__init__
 def _is_unseen(task: Any) -> bool:
     """Whether it failed and nobody has asked with what."""
     return bool(task._log_traceback)
+
+
+class SimulatedEvent(asyncio.Event):
+    """As asyncio's, of one loop, in half as many calls and a tenth of the memory: there are hundreds, and mostly one waits."""
+
+    def __init__(self) -> None:
+        self._value = False
+        self._waiters: list[asyncio.Future[None]] = []  # type: ignore[assignment] # a deque there
+
+    def set(self) -> None:
+        if not self._value:
+            self._value = True
+            for waiter in self._waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    async def wait(self) -> Literal[True]:
+        if not self._value:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            try:
+                await waiter
+            finally:
+                self._waiters.remove(waiter)
+        return True
 
 
 class EndOfSteps(Exception):
@@ -193,9 +227,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         _begin_task(task, coro, loop=self, name=name, context=context)
         process = self.process
         if process is not None:
-            process.tasks.append(task)
-            if len(process.tasks) > 256:
-                process.tasks = [one for one in process.tasks if not one.done() or _is_unseen(one)]
+            process.begins(task)
         return task
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from seriatim.broker_group import layout
 from seriatim.broker_group.core import cursors, link_record
@@ -17,6 +17,11 @@ from seriatim.protocol.errors import StaleCursor
 from seriatim.protocol.names import Epoch, QueueId
 from tests.simulation.disk import KEY, Disk
 from tests.simulation.ledger import Ledger, Violation
+
+JUDGED: Final = frozenset(
+    ("AcquireRead", "CreateSubscription", "SeekSubscription", "DescribeQueue", "TellReader", "CommitCursor", "Fetch")
+)
+"""Calls of which an answer says something that has to be so."""
 
 
 class Readings:
@@ -75,16 +80,23 @@ class Readings:
         Of a subscription for which a reader asks where to read: its generation, and what was committed in it by then. Where
         somebody asks for a place: up to which offset records were told to be kept when the call first came, be it to another one.
         """
-        if path.endswith("/AcquireRead"):
-            progress = self._ledger.progress[request.subscription]
-            return (progress.subscription_id, progress.generation), progress.committed
-        if path.endswith("/CommitCursor") and not request.is_relayed:
-            whose, place = (request.generation, request.token), (request.link.epoch, request.index)
-            self._note_progress(_reader(request), whose, place)
-        kept = max(self._ledger.told, default=-1)
-        if path.endswith(("/CreateSubscription", "/SeekSubscription")):
-            return self._kept_at_first.setdefault(request.cause_id, kept)
-        return kept if path.endswith("/DescribeQueue") else None
+        match path.rpartition("/")[2]:
+            case "AcquireRead":
+                progress = self._ledger.progress[request.subscription]
+                return (progress.subscription_id, progress.generation), progress.committed
+            case "CommitCursor" if not request.is_relayed:
+                whose, place = (request.generation, request.token), (request.link.epoch, request.index)
+                self._note_progress(_reader(request), whose, place)
+            case "CreateSubscription" | "SeekSubscription":
+                return self._kept_at_first.setdefault(request.cause_id, self._last_kept)
+            case "DescribeQueue":
+                return self._last_kept
+        return None
+
+    @property
+    def _last_kept(self) -> int:
+        """The last offset of which somebody was told that it is kept."""
+        return max(self._ledger.told, default=-1)
 
     def replied(self, method: str, request: Any, reply: Any, known: Any) -> None:
         """A coordinator or a member answered."""

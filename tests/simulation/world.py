@@ -46,10 +46,11 @@ from tests.simulation.ensemble import Ensemble, Session
 from tests.simulation.holdings import Holdings
 from tests.simulation.ledger import Ledger, Violation
 from tests.simulation.limits import Limits
-from tests.simulation.loop import Host, Process, SimulatedLoop
+from tests.simulation.loop import Host, Process, SimulatedEvent, SimulatedLoop
 from tests.simulation.network import Network
 from tests.simulation.once import once_described, once_viewed
 from tests.simulation.oracle import Oracle
+from tests.simulation.readings import JUDGED
 from tests.simulation.zookeeper_session import SimulatedSession
 
 CLUSTER = "main"
@@ -184,8 +185,7 @@ class World:
         return [Registration.decode(node.data) for node in found if node is not None]
 
     def _disk_written(self, name: str, disk: Disk, write: Write) -> None:
-        self.holdings.written(disk, write)
-        if any(key[:1] == b"L" for key, _ in write.puts):
+        if self.holdings.written(disk, write):
             self.loop.after(0.0, None, self._check_cursors)
         left, is_any = self.dies_at_write.get(name, (0, True))
         if left == 0 or not (is_any or write.size_bytes == 0):
@@ -449,7 +449,8 @@ class World:
             self.note(f"chain {version}: send={document.send_list} {links} {lists} token={document.sender_token}")
 
     def _replied(self, path: str, request: Any, reply: Any, known: Any) -> None:
-        self.told(self.oracle.readings.replied, path.rpartition("/")[2], request, reply, known)
+        if (method := path.rpartition("/")[2]) in JUDGED:
+            self.told(self.oracle.readings.replied, method, request, reply, known)
 
     def _refused(self, path: str, request: Any, details: str) -> None:
         self.told(self.oracle.readings.refused, path.rpartition("/")[2], request, details)
@@ -510,6 +511,7 @@ def installed(world: World) -> Iterator[None]:
 
     causes = itertools.count()
     replaced: list[tuple[Any, str, Any]] = [
+        (asyncio, "Event", SimulatedEvent),
         (log, "new_cause_id", lambda event: f"{event}-{next(causes)}"),
         # What was decoded never changes, and everybody decodes the same.
         (chain_json, "decode", functools.lru_cache(maxsize=256)(chain_json.decode)),
