@@ -23,7 +23,7 @@ LEFT_S = 4.0
 """So long a session lives that nobody is in."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Node:
     """`written_under`: the number of who led when it was written last."""
 

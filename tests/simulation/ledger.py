@@ -18,7 +18,7 @@ class Violation(Exception):
     """An invariant doesn't hold."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Sent:
     """A record that an application handed over: when, and when it was first told that it is kept."""
 

@@ -24,7 +24,7 @@ import seriatim.coordinator.service
 import seriatim.producer.buffer
 import seriatim.producer.loop
 from seriatim.broker_group import append, replication
-from seriatim.broker_group.core import invariants, link_record, replica
+from seriatim.broker_group.core import cursors, invariants, link_record, replica
 from seriatim.broker_group.core.link_record import LinkKey
 from seriatim.broker_group.process import BrokerSettings
 from seriatim.broker_group.process import serve as serve_broker
@@ -35,7 +35,18 @@ from seriatim.coordinator.core.events import SendGrant
 from seriatim.coordinator.core.registry import Registry
 from seriatim.coordinator.execution import Execution
 from seriatim.coordinator.process import CoordinatorProcess, CoordinatorSettings
-from seriatim.protocol import batch_streams, chain_json, checksums, clock, coordinators, log, rpc, streams, values
+from seriatim.protocol import (
+    batch,
+    batch_streams,
+    chain_json,
+    checksums,
+    clock,
+    coordinators,
+    log,
+    rpc,
+    streams,
+    values,
+)
 from seriatim.protocol.chain import ChainDocument, Link
 from seriatim.protocol.registration import Registration
 from seriatim.protocol.zookeeper import Paths
@@ -53,6 +64,18 @@ from tests.simulation.oracle import Oracle
 from tests.simulation.readings import JUDGED
 from tests.simulation.zookeeper_session import SimulatedSession
 
+_PURE: tuple[tuple[Any, str], ...] = (
+    (chain_json, "decode"),
+    (chain_json, "is_whole"),
+    (Registration, "encode"),
+    (Registration, "decode"),
+    (link_record, "decode"),
+    (link_record, "hash_after_batch"),
+    (cursors, "decode"),
+    (batch, "parse"),
+    (batch_streams, "parse"),
+)
+"""What becomes of the same bytes, which never changes: everybody reads the same, and most of them one after the other."""
 CLUSTER = "main"
 RESERVE_MB = 1
 SCRUB_S = 5
@@ -513,10 +536,7 @@ def installed(world: World) -> Iterator[None]:
     replaced: list[tuple[Any, str, Any]] = [
         (asyncio, "Event", SimulatedEvent),
         (log, "new_cause_id", lambda event: f"{event}-{next(causes)}"),
-        # What was decoded never changes, and everybody decodes the same.
-        (chain_json, "decode", functools.lru_cache(maxsize=256)(chain_json.decode)),
-        (Registration, "decode", functools.lru_cache(maxsize=256)(Registration.decode)),
-        (link_record, "decode", functools.lru_cache(maxsize=256)(link_record.decode)),
+        *((owner, name, functools.lru_cache(maxsize=256)(getattr(owner, name))) for owner, name in _PURE),
         (views, "queue_view", once_described(views.queue_view)),
         (seriatim.consumer.session, "chain_view", once_viewed(seriatim.consumer.session.chain_view)),
         (coordinators, "uniform", random.Random(0).uniform),

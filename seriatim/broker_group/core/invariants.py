@@ -11,21 +11,22 @@ from seriatim.protocol.errors import InvariantBroken
 
 def check(state: Replica) -> None:
     """Raise InvariantBroken where the state contradicts itself."""
+    record, phase, committed, flight, tail = state.record, state.phase, state.committed, state.flight, state.tail
     claims = {
-        "committed <= durable": state.committed.index <= state.durable,
-        "durable <= tail": state.durable <= state.tail.index,
-        "flight rises": all(a.index < b.index for a, b in pairwise((state.committed, *state.flight))),
-        "flight ends at tail": (state.flight[-1] if state.flight else state.committed) == state.tail,
+        "committed <= durable": committed.index <= state.durable,
+        "durable <= tail": state.durable <= tail.index,
+        "flight rises": not flight or all(a.index < b.index for a, b in pairwise((committed, *flight))),
+        "flight ends at tail": (last := flight[-1] if flight else committed) is tail or last == tail,
         "master commits what the slave confirmed": (
-            state.record.role is not Role.MASTER
-            or state.phase is not SealPhase.OPEN
+            record.role is not Role.MASTER
+            or phase is not SealPhase.OPEN
             or not state.is_peer_ready
-            or state.committed.index <= state.confirmed
+            or committed.index <= state.confirmed
         ),
-        "sealed on disk": state.phase is not SealPhase.SEALED or state.record.is_sealed,
-        "no peer behind a seal": state.phase is SealPhase.OPEN or not state.is_peer_ready,
-        "an end has a seal": state.record.end is None or state.record.is_sealed,
+        "sealed on disk": phase is not SealPhase.SEALED or record.is_sealed,
+        "no peer behind a seal": phase is SealPhase.OPEN or not state.is_peer_ready,
+        "an end has a seal": record.end is None or record.is_sealed,
     }
-    broken = [claim for claim, holds in claims.items() if not holds]
-    if broken:
+    if not all(claims.values()):
+        broken = [claim for claim, holds in claims.items() if not holds]
         raise InvariantBroken(f"replica of epoch {state.record.epoch}: {', '.join(broken)}")
