@@ -14,7 +14,7 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 PATIENCE_S = 30.0
 """So long a sender waits, when it closes, for what it has sent."""
@@ -119,6 +119,8 @@ class SimulatedTask(asyncio.Task):  # type: ignore[type-arg]
 
 
 _new_task, _begin_task = SimulatedTask.__new__, SimulatedTask.__init__
+_CONTEXT: Final = contextvars.Context()
+"""Of all tasks; each would have a copy."""
 
 
 def _is_unseen(task: Any) -> bool:
@@ -184,21 +186,22 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         host = process.host
         return self.now_s * host.clock_rate + host.clock_offset_s
 
-    def call_soon(self, *call: Any, context: contextvars.Context | None = None) -> Any:
-        """`call`: the callback and its arguments."""
+    def call_soon(self, callback: Any, *arguments: Any, context: contextvars.Context | None = None) -> Any:
+        """Contexts aren't entered: nobody has a variable in one."""
         if context is not None:  # asyncio's own tasks and futures, which take nothing back
-            self._ready.append((context.run, call, self.process, None))
+            self._ready.append((callback, arguments, self.process, None))
             return None
         step = Step(self.process, self.now_s)
-        self._ready.append((call[0], call[1:], self.process, step))
+        self._ready.append((callback, arguments, self.process, step))
         return step
 
     call_soon_threadsafe = call_soon
 
     def call_later(self, delay: float, callback: Any, *arguments: Any, context: Any = None) -> Any:
+        del context
         process, now_s = self.process, self.now_s
-        if process is None or context is not None:
-            return self.call_at(self.time() + delay, callback, *arguments, context=context)
+        if process is None:
+            return self.call_at(now_s + delay, callback, *arguments)
         host = process.host  # as `call_at` of `time()`, without the calls
         when = now_s * host.clock_rate + host.clock_offset_s + delay
         at_s = max((when - host.clock_offset_s) / host.clock_rate, now_s) + 1e-6
@@ -207,6 +210,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return step
 
     def call_at(self, when: float, callback: Any, *arguments: Any, context: Any = None) -> Any:
+        del context
         process, now_s = self.process, self.now_s
         if process is not None:
             host = process.host
@@ -214,8 +218,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         # Never early, whatever the two roundings made of it: a timer that is would be set again, and again.
         at_s = max(when, now_s) + 1e-6
         step = Step(process, at_s)
-        if context is not None:
-            callback, arguments = context.run, (callback, *arguments)
         _push(self._timers, (at_s, self._next_order(), callback, arguments, process, step))
         return step
 
@@ -224,7 +226,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.Task[Any]:
         task: SimulatedTask = _new_task(SimulatedTask)
         task.number = self._next_task()
-        _begin_task(task, coro, loop=self, name=name, context=context)
+        _begin_task(task, coro, loop=self, name=name, context=context or _CONTEXT)
         process = self.process
         if process is not None:
             process.begins(task)
