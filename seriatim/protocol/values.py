@@ -17,11 +17,17 @@ from typing import Any
 
 _replacements: dict[type, Callable[..., Any]] = {}
 _looked_through: set[str] = set()
+_seen = 0
+"""So many modules were imported when they were looked through last: each consumer and producer asks."""
 _SAME = object()
 
 
 def make_faster() -> None:
     """All frozen dataclasses of ours that are imported by now, and `replace` where a module has imported that."""
+    global _seen
+    if _seen == len(sys.modules):
+        return
+    _seen = len(sys.modules)
     # A list first: other threads import meanwhile.
     names = [name for name in list(sys.modules) if name.startswith("seriatim.") and name not in _looked_through]
     _looked_through.update(names)

@@ -535,6 +535,8 @@ def installed(world: World) -> Iterator[None]:
     causes = itertools.count()
     replaced: list[tuple[Any, str, Any]] = [
         (asyncio, "Event", SimulatedEvent),
+        # There is but one; asyncio's own asks the system each time which process this is.
+        *((module, "get_running_loop", itertools.repeat(loop).__next__) for module in (asyncio, asyncio.events)),
         (log, "new_cause_id", lambda event: f"{event}-{next(causes)}"),
         *((owner, name, functools.lru_cache(maxsize=256)(getattr(owner, name))) for owner, name in _PURE),
         (views, "queue_view", once_described(views.queue_view)),
