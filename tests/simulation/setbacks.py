@@ -121,7 +121,9 @@ def _away(schedule: Schedule) -> list[str]:
     group = chance.choice(world.group_names)
     members = [f"{group}-a", f"{group}-b"]
     away = chance.choice((members, members[:1], members[1:], world.member_names))
-    return [name for name in away if name != stays] if set(knowing) <= set(away) else away
+    if set(knowing) <= set(away):
+        away = [name for name in away if name != stays]
+    return away or [next(name for name in world.member_names if name != stays)]
 
 
 def _knows(schedule: Schedule, name: str) -> bool:
