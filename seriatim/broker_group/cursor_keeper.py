@@ -193,6 +193,7 @@ class CursorKeeper:
                 record = await self._changed(key, subscription_id, change)
                 try:
                     await self._on_both(runner, record, request.cause_id)
+                    change(self.get(key, subscription_id))  # `_told` names whom it can't write down without this lock
                 except (Fenced, OlderGeneration):
                     await self._changed(
                         key,

@@ -22,7 +22,7 @@ from seriatim.broker_group.core.link_record import LinkKey, LinkRecord
 from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.peer import Peer
-from seriatim.broker_group.store import open_store
+from seriatim.broker_group.store import Store, open_store
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import Whose
 from seriatim.protocol.errors import (
@@ -217,6 +217,30 @@ def test_a_member_whose_disk_failed_remembers_who_reads_and_gives_no_cursor(
             cursors.check_reader(told, Generation(0), Token(2))
             with pytest.raises(Fenced):  # what it would still have read here is for another one (H8)
                 cursors.check_reader(told, Generation(0), Token(1))
+
+    asyncio.run(scenario())
+
+
+def test_a_commit_that_waits_is_refused_once_a_disk_that_stands_still_has_another_reader_named_past_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was answered behind that (H8), where it waited for the other member, or for a coordinator to note that it lacks it."""
+
+    async def scenario() -> None:
+        goes_on = asyncio.Event()
+        async with pair(tmp_path, goes_on.wait) as (a, b):
+            await a.tell(3)
+            await b.tell(3)
+            waiting = asyncio.create_task(a.commit(3, 10))
+            while a.cursors() != {3: 10}:
+                await asyncio.sleep(0.01)
+            with monkeypatch.context() as still:
+                still.setattr(Store, "stands_still", True)
+                with pytest.raises(StaleCursor, match="stands still"):
+                    await a.tell(3, token=2)
+            goes_on.set()
+            with pytest.raises(Fenced):
+                await waiting
 
     asyncio.run(scenario())
 

@@ -141,7 +141,7 @@ async def _reports_from_the_live_records(_: Any, keeper: CursorKeeper) -> bool:
             if cursor.whose in reported or not cursors.is_drained(cursor, record.end):
                 continue
             try:
-                await keeper._report(record.key, [cursor.whose], "")
+                await keeper._report(record.key, {cursor.whose: cursor.by}, "")
             except SeriatimError as error:
                 if isinstance(error, (Unreachable, DeadlineOver)):
                     return False
@@ -226,7 +226,7 @@ PLANTS: tuple[Plant, ...] = (
         changed(CursorKeeper, "_report_once", _reports_from_the_live_records),
         within=150,
         shape=Shape(kinds=("rotate", "drain group", "slow path", "subscription made"), faults=(5, 8), groups=(3,)),
-        finds="12:",
+        finds="changed size",
     ),
     Plant(
         "in sync too early",
