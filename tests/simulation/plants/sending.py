@@ -8,7 +8,7 @@ from typing import Any
 
 from seriatim.broker_group.core import replica, replica_events
 from seriatim.coordinator.core import acquire_send, chain, seal
-from seriatim.producer.core import events, sender
+from seriatim.producer.core import sender
 from seriatim.producer.loop import SendingLoop
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, LinkState
@@ -106,11 +106,11 @@ def _keeps_its_records(right: Any, state: Any, reason: str) -> Any:
     return replace(after, pending=state.pending), effects
 
 
-def _fails_nothing(right: Any, self: SendingLoop, effect: Any) -> None:
-    if not isinstance(effect, events.FailAll):
-        right(self, effect)
-        return
-    with self._buffer._lock:
+def _fails_nothing(_: Any, self: SendingLoop, reason: str) -> None:
+    del reason
+    if self._asking is not None:
+        self._asking.cancel()
+    with self._buffer._guard:
         self._buffer._close_open()
         self._buffer._identities = None
 
@@ -159,10 +159,11 @@ PLANTS = (
         "a sender that is elected again sends its old records again",
         together(
             changed(sender, "_deposed", _keeps_its_records),
-            changed(SendingLoop, "_end_records", _fails_nothing),
+            changed(SendingLoop, "_end_term", _fails_nothing),
         ),
         within=100,
         shape=Shape(kinds=("strain a sender", "expire an application's session"), faults=(6, 9), senders=0.9),
+        finds="everything is read",
     ),
     Plant(
         "H13",
