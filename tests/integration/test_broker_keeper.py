@@ -227,13 +227,17 @@ def test_a_commit_that_waits_is_refused_once_a_disk_that_stands_still_has_anothe
     """It was answered behind that (H8), where it waited for the other member, or for a coordinator to note that it lacks it."""
 
     async def scenario() -> None:
-        goes_on = asyncio.Event()
-        async with pair(tmp_path, goes_on.wait) as (a, b):
+        waits, goes_on = asyncio.Event(), asyncio.Event()
+
+        async def passed() -> None:
+            waits.set()
+            await goes_on.wait()
+
+        async with pair(tmp_path, passed) as (a, b):
             await a.tell(3)
             await b.tell(3)
             waiting = asyncio.create_task(a.commit(3, 10))
-            while a.cursors() != {3: 10}:
-                await asyncio.sleep(0.01)
+            await waits.wait()
             with monkeypatch.context() as still:
                 still.setattr(Store, "stands_still", True)
                 with pytest.raises(StaleCursor, match="stands still"):
