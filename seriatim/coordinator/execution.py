@@ -72,15 +72,15 @@ class Lines(weakref.WeakValueDictionary[QueueId, asyncio.Lock]):
 
 
 class Execution:
-    """Runs procedures. `timeout_s`: after that long, the caller is told to come again."""
+    """Runs procedures. `timeout_s`: after that long, the caller is told to come again. `lines`: for whoever else changes chains."""
 
-    def __init__(self, store: Store, members: Members, timeout_s: float, lines: Lines | None = None) -> None:
+    def __init__(self, store: Store, members: Members, timeout_s: float) -> None:
         self._store = store
         self._members = members
         self._timeout_s = timeout_s
         self._tasks: set[asyncio.Task[None]] = set()
         self._switches: dict[tuple[QueueId, Token, Epoch], asyncio.Task[Result]] = {}
-        self._lines = Lines() if lines is None else lines
+        self.lines = Lines()
         self._slow_switches: dict[QueueId, tuple[Epoch, LinkState] | None] = {}
 
     async def close(self) -> None:
@@ -152,7 +152,7 @@ class Execution:
         its own deadline: it may have begun to do what it was told.
         """
         run = _Run(self._store, self._members, queue_id, cause_id)
-        turn = _Turn(self._lines.of(queue_id))
+        turn = _Turn(self.lines.of(queue_id))
         state, effects = begun
         try:
             async with asyncio.timeout(self._timeout_s):

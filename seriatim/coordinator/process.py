@@ -14,7 +14,7 @@ import grpc.aio
 from seriatim.coordinator.administration import Operations
 from seriatim.coordinator.background import BackgroundWork
 from seriatim.coordinator.description import Description
-from seriatim.coordinator.execution import Execution, Lines
+from seriatim.coordinator.execution import Execution
 from seriatim.coordinator.members import Members
 from seriatim.coordinator.outside import AnswersOutside
 from seriatim.coordinator.service import CoordinatorService
@@ -106,8 +106,7 @@ class CoordinatorProcess:
         self._session = ZooKeeperSession(settings.zookeeper, settings.session_timeout_ms / 1000)
         self._store = Store(self._session, settings.cluster)
         self._members = Members(self._store, settings.member_timeout_ms / 1000)
-        lines = Lines()
-        self._execution = Execution(self._store, self._members, settings.call_timeout_ms / 1000, lines)
+        self._execution = Execution(self._store, self._members, settings.call_timeout_ms / 1000)
         self._election = Election(
             self._session,
             self._store.paths.coordinator_election,
@@ -116,7 +115,9 @@ class CoordinatorProcess:
             gives_way=True,
         )
         self._description = Description(self._store, self._members)
-        self._operations = Operations(self._store, self._members, self._execution, self._description, lines)
+        self._operations = Operations(
+            self._store, self._members, self._execution, self._description, self._execution.lines
+        )
         self._background = BackgroundWork(
             self._store,
             self._members,

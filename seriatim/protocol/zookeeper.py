@@ -233,9 +233,11 @@ async def read_chain_node(
     than there is any, would make an older chain of each that follows.
     """
     data, version = await session.get(path, watch)
-    if not chain_json.is_whole(data) or (version != known and version != await session.version(path)):
+    is_whole = chain_json.is_whole(data)
+    if not is_whole or (version != known and version != await session.version(path)):
         data, version = await session.get(path, watch)
-    return ChainNode(data, version, chain_json.is_whole(data))
+        is_whole = chain_json.is_whole(data)
+    return ChainNode(data, version, is_whole)
 
 
 def queue_id_from(data: bytes) -> QueueId:

@@ -161,7 +161,7 @@ class Flow:
         self.wait_for_progress("after healing")
         wait_until(lambda: self._acknowledged() >= least, f"{least} records are acknowledged")
         self._stop(SENDERS)
-        wait_until(lambda: is_all_read(self.view()), "everything is read", 60)
+        wait_until(lambda: is_all_read(self.view(), SUBSCRIPTIONS), "everything is read", 60)
         self._stop(tuple(READERS))
         verdict = checker.check([*self.events(), *read_again(self.deployment.coordinators, self.queue)])
         assert verdict.is_clean, (verdict.kinds(), verdict.anomalies[:10], str(self._directory))

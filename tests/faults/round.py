@@ -21,7 +21,7 @@ from tests.faults import certificates, checker
 from tests.faults.catalogue import Role
 from tests.faults.cluster import MEMBERS, READERS, SENDERS, ZOOKEEPERS, FaultCluster
 from tests.faults.history import Acknowledged, Delivered, Event, Positioned, Sent, Tail
-from tests.faults.trial import copies_of, read_again, sealed_links
+from tests.faults.trial import copies_of, is_all_read, read_again, sealed_links
 
 LATE = "late"
 _CALL_S = 5.0
@@ -206,6 +206,10 @@ class Round:
                     self.last_offset = max(self.last_offset, event.offset)
                     self._last_delivered[subscription] = max(self._last_delivered.get(subscription, 0), event.seq)
 
+    def _subscriptions(self) -> set[str]:
+        """Those that somebody reads."""
+        return {READERS[name] for name, kind in self.clients.items() if kind == "reader"}
+
     def some_values(self, chance: random.Random, count: int) -> tuple[bytes, ...]:
         """Values of records that were sent, old and new ones."""
         sent = [event for event in self.events[-4000:] if isinstance(event, Sent)]
@@ -225,8 +229,7 @@ class Round:
 
         def is_read() -> bool:
             self.follow()
-            subscriptions = {READERS[name] for name, kind in self.clients.items() if kind == "reader"}
-            return all(self._last_delivered.get(subscription, 0) >= goal for subscription in subscriptions)
+            return all(self._last_delivered.get(subscription, 0) >= goal for subscription in self._subscriptions())
 
         self.wait_until(is_read, f"reading goes on {when}")
 
@@ -257,7 +260,7 @@ class Round:
     def judge(self) -> tuple[checker.Verdict, list[str]]:
         """Send and read to the end, read all again by offset, and judge; what is wrong with the copies. Raises Stuck."""
         self._end(SENDERS)
-        self.wait_until(self._is_all_read, "everything is read")
+        self.wait_until(lambda: is_all_read(self.view(), self._subscriptions()), "everything is read")
         self._end(tuple(name for name, kind in self.clients.items() if kind == "reader"))
         self.follow()
         self.note_positions()
@@ -270,11 +273,6 @@ class Round:
         failed = {name: status for name, status in ended.items() if status != 0}
         if failed:
             raise Stuck(f"clients didn't end as they were asked: {failed}")
-
-    def _is_all_read(self) -> bool:
-        wanted = {READERS[name] for name, kind in self.clients.items() if kind == "reader"}
-        found = {one.subscription for one in self.view().subscriptions if one.has_lag and one.lag_records == 0}
-        return wanted <= found
 
     def positioned(self) -> Iterator[Positioned]:
         """Where generations started, by the bases that were last seen. An empty link may be gone meanwhile."""

@@ -34,10 +34,15 @@ class Request:
         session.asked_s = asked_s = max(session.asked_s, ensemble.loop.now_s + ensemble.delay_s() / 4)
         ensemble.loop.at(asked_s, None, self._arrive)
 
+    @property
+    def _is_connected(self) -> bool:
+        """Whether the session is still on the connection on which this was asked."""
+        return self._session.server is self._server and self._session.session_id == self._session_id
+
     def _arrive(self) -> None:
         session, server = self._session, self._server
-        if session.server is not server or session.session_id != self._session_id:
-            return  # it has left the connection on which this was asked
+        if not self._is_connected:
+            return
         if session.network.has_cuts and session.is_cut:
             session.held_requests.append(self._arrive)
             return
@@ -51,9 +56,8 @@ class Request:
 
     def _answer(self, result: Any, error: Exception | None = None) -> None:
         """To the client, behind all answers that were told before."""
-        session, server = self._session, self._server
-        if session.server is server and session.session_id == self._session_id:
-            tree = server.tree
+        if self._is_connected:
+            session, tree = self._session, self._server.tree
             told = self._settle, result, error, tree.applied, tree.leader
             session.ensemble.loop.at(session.next_told_s(), session.process, *told)
 
@@ -107,7 +111,7 @@ class Read(Request):
             self._answer(list(tree.children.get(path, ())))
 
     def _behind_writes(self) -> None:
-        if self._session.server is self._server and self._session.session_id == self._session_id:
+        if self._is_connected:
             self.work()
 
 
@@ -188,31 +192,29 @@ class Sync(Request):
     def work(self) -> None:
         session, ensemble = self._session, self._session.ensemble
         session.answered_s = max(ensemble.newest_decision_s, ensemble.decided_s())
-        ensemble.loop.at(session.answered_s, None, self._synced)
+        ensemble.loop.at(session.answered_s, None, self._decided)
 
-    def _synced(self) -> None:
+    def _decided(self) -> None:
         server, ensemble = self._server, self._session.ensemble
         if server.is_cut_off:
-            server.held.append(self._synced)
+            server.held.append(self._decided)
         elif not ensemble.is_down:
+            self._done()
             ensemble.catch_up(server)
             self._answer(None)
 
+    def _done(self) -> None:
+        """What the leader does."""
 
-class Close(Request):
+
+class Close(Sync):
     """The client closes its session: the leader ends it."""
 
     __slots__ = ()
 
     def work(self) -> None:
         session, ensemble = self._session, self._session.ensemble
-        ensemble.loop.at(max(session.decided_s, ensemble.decided_s()), None, self._ended)
+        ensemble.loop.at(max(session.decided_s, ensemble.decided_s()), None, self._decided)
 
-    def _ended(self) -> None:
-        server, ensemble = self._server, self._session.ensemble
-        if server.is_cut_off:
-            server.held.append(self._ended)
-        elif not ensemble.is_down:
-            ensemble.expire(self._session_id)
-            ensemble.catch_up(server)
-            self._answer(None)
+    def _done(self) -> None:
+        self._session.ensemble.expire(self._session_id)
