@@ -9,11 +9,12 @@ import shlex
 import shutil
 import subprocess
 import sys
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pyspark import SparkContext
-from pyspark.accumulators import AccumulatorTCPServer
+from pyspark.accumulators import AccumulatorTCPServer, AccumulatorUnixServer
 from pyspark.sql import SparkSession
 
 from seriatim.consumer.spark import class_archive
@@ -24,6 +25,10 @@ JAVA_VERSION = 17
 """The oldest Java that Spark 4 runs on."""
 _ANSWER_S = 30.0
 _ENDING_S = 1.0
+_SOCKET_NAME = f".{uuid.UUID(int=0)}.sock"
+"""As long as Spark's names are."""
+_SOCKET_PATH_BYTES = 107
+"""As long as the path of a socket may be on Linux: unix(7), less the byte behind it."""
 
 _LOGGING = """\
 status = off
@@ -123,6 +128,24 @@ def driver_memory(conf: Mapping[str, str]) -> dict[str, str]:
     return {"spark.driver.memory": "768m", "spark.driver.maxResultSize": "160m"}
 
 
+def python_sockets(master: str, directory: Path) -> dict[str, str]:
+    """How Java and Python reach each other: by files, which only this user opens, and not by ports of the loopback.
+
+    There the first four bytes that anybody sent, a scanner or a client of a server that is gone, were taken for a length,
+    which is 1.3 GB for HTTP/2's: the driver's memory was out. Where the name of a file in `directory` is too long for a
+    socket, or other machines have no such folder, they are in /tmp.
+    """
+    settings = {"spark.python.unix.domain.socket.enabled": "true"}
+    if not _is_local(master) or len(os.fsencode(directory / _SOCKET_NAME)) > _SOCKET_PATH_BYTES:
+        settings["spark.python.unix.domain.socket.dir"] = "/tmp"  # noqa: S108 - the name is Spark's, and is random
+    return settings
+
+
+def _is_local(master: str) -> bool:
+    """Whether Spark runs in one process, which has no executors beside the driver."""
+    return master.startswith("local")
+
+
 def spark_session(
     master: str,
     directory: Path,
@@ -152,6 +175,7 @@ def spark_session(
         "spark.local.dir": str(directory),
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         **driver_memory(wanted),
+        **python_sockets(master, directory),
         # Much of a short micro-batch runs once or a few times: the simple compiler and collector cost the least then.
         # What Java, and libraries in it, make in /tmp goes when they end; where that is by a kill, with the directory.
         _JAVA_OPTIONS: f"-Dlog4j2.configurationFile={log4j.as_uri()} -Djava.io.tmpdir={shlex.quote(str(directory))} "
@@ -160,7 +184,7 @@ def spark_session(
         "spark.task.maxFailures": "4",
     }
     _say_once_that_java_is_gone()
-    if master.startswith("local"):
+    if _is_local(master):
         settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     settings |= wanted | _FIXED
     builder = SparkSession.builder.appName("seriatim replay").master(master)
@@ -180,7 +204,8 @@ def _say_once_that_java_is_gone() -> None:
     """A replay does, in a line. py4j and pyspark would print a trace for each call that fails then, of theirs and of ours."""
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     logging.getLogger().addFilter(_is_not_py4j_s)
-    AccumulatorTCPServer.handle_error = lambda *_: None  # type: ignore[method-assign]
+    for server in (AccumulatorTCPServer, AccumulatorUnixServer):
+        server.handle_error = lambda *_: None  # type: ignore[method-assign]
 
 
 def _is_not_py4j_s(record: logging.LogRecord) -> bool:
@@ -224,7 +249,7 @@ def result_limit_bytes(spark: SparkSession) -> int:
 def lacks_executors(spark: SparkSession) -> bool:
     """Whether nobody is there who could run a task. Where Spark runs in one process, that runs them itself."""
     context = spark.sparkContext
-    if (context.master or "").startswith("local"):
+    if _is_local(context.master or ""):
         return False
     known: int = context._jsc.sc().getExecutorMemoryStatus().size()  # noqa: SLF001 - no public way
     return known <= 1  # the driver counts as one
