@@ -78,6 +78,8 @@ Reply = TypeVar("Reply")
 Stub = TypeVar("Stub")
 
 
+HANDED_BACK_S = 0.01
+"""gRPC hands back a call that was cancelled so much later at most. One that it can't, as its loop was closed, or gRPC itself has ended, stays in memory for good."""
 _ENDING_S = 1.0
 _THREADS = frozenset(("event_engine", "grpc_global_tim", "lifeguard"))
 """Of gRPC's core, as the system calls them: there as long as it is in use, and some ten milliseconds more."""
@@ -197,6 +199,8 @@ class Connections(Generic[Stub]):
         for to in gone:
             with contextlib.suppress(Exception):
                 await to.close(None)
+        if gone:
+            await asyncio.sleep(HANDED_BACK_S)  # while they keep gRPC going
 
 
 def server(interceptors: Sequence[Any] = (), *, has_batches: bool = False) -> grpc.aio.Server:
