@@ -35,8 +35,12 @@ FLUSH_S = 1.0
 """So long who ends waits for somebody to take more of it."""
 _AT_ONCE_BYTES = 65536
 _TRIED = ("Connection dropped: ", "Connection time-out: ", "Cannot resolve ")
-_ALWAYS_AND_NOTHING = ("Transition to CONNECTING", "Failed connecting to Zookeeper within the connection retry policy")
-"""What kazoo says beside that each time, and when it is stopped."""
+_ALWAYS_AND_NOTHING = (
+    "Transition to CONNECTING",
+    "Exception raised during deserialization of request: Connect(",
+    "Failed connecting to Zookeeper within the connection retry policy",
+)
+"""What kazoo says beside that each time, with a traceback where another server has the port, and when it is stopped."""
 
 
 class _TellsAgain:

@@ -37,6 +37,8 @@ END_S = 2.0
 _LOOK_S = 1.0
 """How late a wait that has begun may notice that the session is to end."""
 _STANDS_STILL = "this process's event loop stands still"
+_NO_ANSWER = IndexError, MemoryError, RuntimeError, TypeError, ValueError, struct.error
+"""So kazoo takes bytes that can't be what ZooKeeper says; memory is short where four of them are taken for a length."""
 _ENDED = select.POLLHUP | select.POLLERR | select.POLLNVAL
 """Reading and writing will both say so."""
 
@@ -138,6 +140,19 @@ class Connection(ConnectionHandler):  # type: ignore[misc] # kazoo has no types
             raise ForceRetryError(_STANDS_STILL)
         return super()._connect_loop(retry)
 
+    def _connect(self, *to: Any) -> Any:
+        """As kazoo's, but that a first answer that can't be one ends the connection, too, and leaves nothing behind.
+
+        Another server may have the port (the first four bytes of an HTTP server's are a length of 1.2 GB), or a bit was flipped on its way.
+        """
+        client = self.client
+        session = client._session_id, client._session_passwd  # noqa: SLF001
+        try:
+            return super()._connect(*to)
+        except _NO_ANSWER as error:
+            client._session_id, client._session_passwd = session  # noqa: SLF001
+            raise ConnectionDropped(f"a first answer that can't be one: {error!r}") from error
+
     def _send_ping(self, connect_timeout: float) -> None:
         if self._stands_still():
             raise ConnectionDropped(_STANDS_STILL)
@@ -146,7 +161,7 @@ class Connection(ConnectionHandler):  # type: ignore[misc] # kazoo has no types
     def _read_socket(self, read_timeout: float) -> Any:
         try:
             return super()._read_socket(read_timeout)
-        except (RuntimeError, IndexError, ValueError, MemoryError, struct.error) as error:
+        except _NO_ANSWER as error:
             raise ConnectionDropped(f"an answer that can't be one: {error}") from error
 
     def _read_watch_event(self, buffer: bytes, offset: int) -> None:
