@@ -203,9 +203,14 @@ class Connections(Generic[Stub]):
             await asyncio.sleep(HANDED_BACK_S)  # while they keep gRPC going
 
 
+def server_options(*, has_batches: bool = False) -> list[tuple[str, Any]]:
+    """Seriatim's limits, also for a server on threads."""
+    return [*_SERVER_OPTIONS, *(_BATCHES if has_batches else _SMALL)]
+
+
 def server(interceptors: Sequence[Any] = (), *, has_batches: bool = False) -> grpc.aio.Server:
     """A server with Seriatim's limits; add servicers, then `listen`, then start it. `has_batches`: of brokers, see `channel`."""
-    options = [*_SERVER_OPTIONS, *(_BATCHES if has_batches else _SMALL)]
+    options = server_options(has_batches=has_batches)
     if has_batches:
         options.append(("grpc.max_allowed_incoming_connections", descriptors.share(4)))
     return grpc.aio.server(options=options, interceptors=interceptors)
