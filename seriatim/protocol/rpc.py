@@ -210,9 +210,9 @@ def server_options(*, has_batches: bool = False) -> list[tuple[str, Any]]:
 
 def server(interceptors: Sequence[Any] = (), *, has_batches: bool = False) -> grpc.aio.Server:
     """A server with Seriatim's limits; add servicers, then `listen`, then start it. `has_batches`: of brokers, see `channel`."""
-    options = server_options(has_batches=has_batches)
-    if has_batches:
-        options.append(("grpc.max_allowed_incoming_connections", descriptors.share(4)))
+    # A broker takes direct streams besides; a coordinator may have two servers.
+    most = descriptors.share(4 if has_batches else 3)
+    options = [*server_options(has_batches=has_batches), ("grpc.max_allowed_incoming_connections", most)]
     return grpc.aio.server(options=options, interceptors=interceptors)
 
 
