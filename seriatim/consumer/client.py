@@ -11,12 +11,12 @@ from typing import Self
 
 from seriatim.consumer.commits import OVERDUE
 from seriatim.consumer.core.view import START, Place
-from seriatim.consumer.fetching import Fetcher
+from seriatim.consumer.fetching import Fetcher, Grant
 from seriatim.consumer.handling import Blocked, handle
 from seriatim.consumer.handover import Chunk, HandOver
 from seriatim.consumer.loop import LoopThread
 from seriatim.consumer.reader import Reader
-from seriatim.consumer.session import Grant, ReaderSession, ReaderSettings
+from seriatim.consumer.session import ReaderSession, ReaderSettings
 from seriatim.protocol import forks, log, values
 from seriatim.protocol.callbacks import call_back
 from seriatim.protocol.clock import boottime_s

@@ -18,7 +18,7 @@ from typing import Any
 from seriatim.consumer.commits import Commits
 from seriatim.consumer.core import cursor, reading_events
 from seriatim.consumer.core.view import ChainView, Place
-from seriatim.consumer.fetching import Fetcher, Identity
+from seriatim.consumer.fetching import Fetcher, Grant
 from seriatim.consumer.transport import Members
 from seriatim.consumer.views import chain_view
 from seriatim.protocol import ensemble, log
@@ -51,15 +51,6 @@ _RETRY_S = 0.1
 _LEASE_PART = 2 / 3
 _RENEWALS_PER_TIMEOUT = 8
 _LAST_STEP_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """What an elected reader holds: fencing token, and the subscription's generation."""
-
-    subscription_id: SubscriptionId
-    generation: Generation
-    token: Token
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,17 +369,16 @@ class ReaderSession:
 
     def _take_up(self, granted: pb.ReadGrant) -> None:
         view = chain_view(granted.view)
-        subscription_id, generation = SubscriptionId(granted.subscription_id), Generation(granted.generation)
-        self.grant = Grant(subscription_id, generation, self._token)
+        grant = self.grant = Grant(self._subscription_id, Generation(granted.generation), self._token)
         self.waits = ""
         _log.info("granted", queue=view.queue, token=self._token, epoch=granted.epoch, index=granted.index)
         if self._fetcher is not None:
-            self._fetcher.identity = Identity(subscription_id, generation, self._token)
+            self._fetcher.grant = grant
         if self.view is None or self.view.version < view.version:
             self.view = view
         head = Place(Epoch(granted.epoch), Index(granted.index))
         self._commits.token = self._token
-        self._commits.happened(cursor.Granted(view, subscription_id, generation, head))
+        self._commits.happened(cursor.Granted(view, grant.subscription_id, grant.generation, head))
         # The watch may have told of a newer chain meanwhile.
         self._see(self.view)
         if self._fetcher is not None:

@@ -8,9 +8,10 @@ from typing import Self
 
 from seriatim.consumer.commits import OVERDUE
 from seriatim.consumer.core.view import ChainView, Place
+from seriatim.consumer.fetching import Grant
 from seriatim.consumer.loop import LoopThread
 from seriatim.consumer.reader import Reader
-from seriatim.consumer.session import Grant, ReaderSession, ReaderSettings
+from seriatim.consumer.session import ReaderSession, ReaderSettings
 from seriatim.protocol import forks, log
 from seriatim.protocol.callbacks import call_back
 from seriatim.protocol.clock import boottime_s

@@ -44,7 +44,7 @@ def _room_without_debt(state: reading.Reading) -> int:
 
 
 def _without_marks(right: Any, self: Fetcher, event: Any) -> None:
-    if not self.identity.subscription_id:
+    if not self.grant.subscription_id:
         if isinstance(event, StartArrived):
             event = replace(event, marks={})
         elif isinstance(event, ReadFrom | ViewChanged):
