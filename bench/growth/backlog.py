@@ -111,7 +111,7 @@ def _fill(cluster: GrownCluster, size: int, note: Callable[[str], None]) -> None
     if missing > 0:
         check_room(missing, shutil.disk_usage(cluster.directory).free)
         target = {"coordinators": cluster.addresses, "queue": QUEUE}
-        order = Order("seriatim", target, "fill", SIZE_BYTES, missing / _FILL_RATE, missing, is_bulk=True)
+        order = Order("seriatim", target, "throughput", SIZE_BYTES, missing / _FILL_RATE, missing, is_bulk=True)
         filled = measure(cluster, order, ())
         note(f"filled {filled['count']:,} records, {filled['count'] / filled['seconds']:,.0f} a second")
         settle()

@@ -25,7 +25,9 @@ def measure_disk(sizes_bytes: Sequence[int], megabytes: int, found: Finding, not
         for size_bytes in sizes_bytes:
             before = _written(cluster)
             count = megabytes * 1_000_000 // size_bytes
-            order = Order("seriatim", cluster.make(f"of-{size_bytes}"), "fill", size_bytes, _SECONDS_AT_MOST, count)
+            order = Order(
+                "seriatim", cluster.make(f"of-{size_bytes}"), "throughput", size_bytes, _SECONDS_AT_MOST, count
+            )
             sent_bytes = measure(cluster, order, ())["count"] * size_bytes
             after = _settled(cluster)
             group = cluster.wait_until_link_is_open(f"of-{size_bytes}").group

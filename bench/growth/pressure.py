@@ -24,7 +24,7 @@ def measure_pressure(
         for size_bytes in sizes_bytes:
             target = cluster.make(f"full-{size_bytes}")
             count = 4 * max(settings_mb) * 1_000_000 // size_bytes
-            measure(cluster, Order("seriatim", target, "fill", size_bytes, 60, count, is_bulk=True), ())
+            measure(cluster, Order("seriatim", target, "throughput", size_bytes, 60, count, is_bulk=True), ())
             for setting_mb in settings_mb:
                 order = Pressure("reader", target, setting_mb * 1_000_000, size_bytes)
                 _one(cluster, order, f"reader's growth, {size_bytes:,} B", setting_mb, found, note)
