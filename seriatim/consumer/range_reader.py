@@ -115,12 +115,7 @@ class RangeReader:
         self._thread = LoopThread(f"seriatim-range-{queue}")
 
     def close(self) -> None:
-        if not self._thread.is_running:
-            return
-        try:
-            self._thread.run(self._stop(), CALL_TIMEOUT_S)
-        finally:
-            self._thread.close()
+        self._thread.end(self._stop(), CALL_TIMEOUT_S)
 
     def __enter__(self) -> Self:
         return self
