@@ -121,10 +121,10 @@ class Supervisor:
         """End a child: its stop signal, then SIGKILL after its stop timeout. Answers its exit status, None if it didn't run."""
         return self.stop_all([name]).get(name)
 
-    def stop_all(self, names: Iterable[str] | None = None) -> dict[str, int]:
-        """End the named children (default: all) at the same time; answers the exit status of those that ran."""
+    def stop_all(self, names: Iterable[str]) -> dict[str, int]:
+        """End the named children at the same time; answers the exit status of those that ran."""
         with self._guard:
-            chosen = [self._children[name] for name in (names or list(self._children)) if name in self._children]
+            chosen = [self._children[name] for name in names if name in self._children]
             for child in chosen:
                 child.is_stopping, child.restart_at_s = True, None
                 self._signal(child, child.spec.stop_signal)
