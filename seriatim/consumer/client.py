@@ -155,14 +155,7 @@ class Consumer(Reader):
             on_end=self._hand_over.end,
             on_failure=self._hand_over.fail,
         )
-        fetcher = Fetcher(
-            session.members,
-            self._prefetch_bytes,
-            self._hand_over.put,
-            on_refused=session.refused,
-            on_failure=session.failed,
-        )
-        session.read_with(fetcher)
+        fetcher = session.fetch(self._prefetch_bytes, self._hand_over.put)
         await self._stand(session)
         self._fetcher = fetcher
         if self._auto_commit_ms is not None:
