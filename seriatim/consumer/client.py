@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Self
 
 from seriatim.consumer.commits import OVERDUE
-from seriatim.consumer.core.view import START, Place
-from seriatim.consumer.fetching import Fetcher, Grant
+from seriatim.consumer.core.view import START, Grant, Place
+from seriatim.consumer.fetching import Fetcher
 from seriatim.consumer.handling import Blocked, handle
 from seriatim.consumer.handover import Chunk, HandOver
 from seriatim.consumer.loop import LoopThread

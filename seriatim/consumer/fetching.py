@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from seriatim.consumer.core import reading
 from seriatim.consumer.core.reading import Reading
@@ -24,6 +23,7 @@ from seriatim.consumer.core.reading_events import (
     WakeAt,
 )
 from seriatim.consumer.core.rows import Delivery
+from seriatim.consumer.core.view import Grant
 from seriatim.consumer.transport import FetchStream, Members
 from seriatim.consumer.views import link_name
 from seriatim.protocol import log
@@ -31,18 +31,9 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch_streams import BatchMessage
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.errors import Fenced, OlderGeneration, SeriatimError, defect
-from seriatim.protocol.names import Generation, Index, SubscriptionId, Token
+from seriatim.protocol.names import Index
 
 _log = log.logger("consumer")
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """What an elected reader holds, in whose name it fetches: fencing token, and the subscription's generation. All 0: nobody's."""
-
-    subscription_id: SubscriptionId = SubscriptionId(0)
-    generation: Generation = Generation(0)
-    token: Token = Token(0)
 
 
 class Fetcher:

@@ -12,8 +12,8 @@ from typing import Self
 from seriatim.consumer.core import reading_events
 from seriatim.consumer.core.reading import Reading
 from seriatim.consumer.core.rows import Delivery, Rows, decoded
-from seriatim.consumer.core.view import START, ChainView
-from seriatim.consumer.fetching import Fetcher, Grant
+from seriatim.consumer.core.view import START, ChainView, Grant
+from seriatim.consumer.fetching import Fetcher
 from seriatim.consumer.loop import LoopThread
 from seriatim.consumer.transport import Members
 from seriatim.consumer.views import chain_view

@@ -18,8 +18,8 @@ from typing import Any
 from seriatim.consumer.commits import Commits
 from seriatim.consumer.core import cursor, reading_events
 from seriatim.consumer.core.rows import Delivery
-from seriatim.consumer.core.view import ChainView, Place
-from seriatim.consumer.fetching import Fetcher, Grant
+from seriatim.consumer.core.view import ChainView, Grant, Place
+from seriatim.consumer.fetching import Fetcher
 from seriatim.consumer.transport import Members
 from seriatim.consumer.views import chain_view
 from seriatim.protocol import ensemble, log
@@ -379,8 +379,7 @@ class ReaderSession:
         if self.view is None or self.view.version < view.version:
             self.view = view
         head = Place(Epoch(granted.epoch), Index(granted.index))
-        self._commits.token = self._token
-        self._commits.happened(cursor.Granted(view, grant.subscription_id, grant.generation, head))
+        self._commits.happened(cursor.Granted(view, grant, head))
         # The watch may have told of a newer chain meanwhile.
         self._see(self.view)
         if self._fetcher is not None:

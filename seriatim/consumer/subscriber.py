@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from seriatim.consumer.commits import OVERDUE
-from seriatim.consumer.core.view import ChainView, Place
-from seriatim.consumer.fetching import Grant
+from seriatim.consumer.core.view import ChainView, Grant, Place
 from seriatim.consumer.loop import LoopThread
 from seriatim.consumer.reader import Reader
 from seriatim.consumer.session import ReaderSession, ReaderSettings

@@ -17,8 +17,8 @@ import pytest
 from seriatim.consumer import client, fetching, handover, loop, range_reader
 from seriatim.consumer.client import Consumer
 from seriatim.consumer.core.rows import Delivery
-from seriatim.consumer.core.view import ChainView, LinkView, Place, Side
-from seriatim.consumer.fetching import Fetcher, Grant
+from seriatim.consumer.core.view import ChainView, Grant, LinkView, Place, Side
+from seriatim.consumer.fetching import Fetcher
 from seriatim.consumer.loop import LoopThread
 from seriatim.consumer.range_reader import RangeReader
 from seriatim.consumer.subscriber import Subscriber

@@ -60,7 +60,7 @@ def _anew_where_the_view_lacks_it(right: Any, state: cursor.CursorState, event: 
     """Where the link of the last commit was let go, whatever of the next one was handed out."""
     is_lacking = event.view.link(state.wanted.epoch) is None
     if cursor.START.epoch < state.wanted.epoch < event.head.epoch and is_lacking:
-        state = replace(state, is_granted=False)
+        state = replace(state, grant=None)
     return right(state, event)
 
 
