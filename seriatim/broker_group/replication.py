@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc.aio
@@ -18,6 +18,7 @@ from seriatim.broker_group.core import replica_events
 from seriatim.broker_group.core.link_record import LinkKey, sealed_error
 from seriatim.broker_group.core.replica import SealPhase
 from seriatim.broker_group.link_runner import LinkRunner
+from seriatim.broker_group.peer import of_peer
 from seriatim.protocol import batch_streams, log, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch
@@ -94,8 +95,6 @@ class SlaveStream:
             await self._serve()
         except SeriatimError as error:
             reason = error.message
-        except grpc.aio.AioRpcError as error:
-            reason = rpc.translated(error).message
         except asyncio.CancelledError:
             reason = "the stream was ended"
             if not self.is_ended:
@@ -161,13 +160,10 @@ class SlaveStream:
 
     async def _fetch(self, end: Index) -> None:
         runner = self._runner
-        start = runner.state.tail.index
-        request = pb.CopyLinkRequest(link=self._name, from_index=start, to_index=end, takes_several=True)
-        async for message in self._stub.CopyLink(request):
-            for encoded in intact(message).batches():
-                refused = runner.take(encoded, replica_events.BatchCopied(encoded.header, encoded.header_bytes))
-                if refused is not None:
-                    raise refused
+        async for encoded in copied(self._stub, self._name, runner.state.tail.index, end):
+            refused = runner.take(encoded, replica_events.BatchCopied(encoded.header, encoded.header_bytes))
+            if refused is not None:
+                raise refused
         if runner.state.tail.index != end:
             raise MemberBehind(f"the slave said it has {end}, and sent up to {runner.state.tail.index}")
         await runner.until(lambda: runner.is_quiet)
@@ -245,6 +241,20 @@ async def first_confirmation(runner: LinkRunner, context: Any) -> None:
         raise sealed_error(runner.record)
     tail = runner.state.tail
     await context.write(pb.ReplicateReply(next_index=tail.index, hash=tail.hash))
+
+
+async def copied(stub: Any, link: pb.LinkName, start: Index, end: Index) -> AsyncIterator[EncodedBatch]:
+    """What the other member has of a link. Raises what it says, as its own (`of_peer`), and BadChecksum."""
+    request = pb.CopyLinkRequest(link=link, from_index=start, to_index=end, takes_several=True)
+    try:
+        async for message in stub.CopyLink(request):
+            for encoded in intact(message).batches():
+                yield encoded
+    except grpc.aio.AioRpcError as error:
+        raise of_peer(rpc.translated(error)) from error
+    except asyncio.CancelledError:
+        rpc.check_cancelled()  # the peer may have come back elsewhere meanwhile
+        raise
 
 
 def link_name(runner: LinkRunner, cluster: str, to: Incarnation) -> pb.LinkName:

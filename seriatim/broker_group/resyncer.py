@@ -11,8 +11,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from itertools import starmap
 
-import grpc.aio
-
 from seriatim.broker_group.broker import Broker, set_back_problem
 from seriatim.broker_group.core import disk, resync, setback
 from seriatim.broker_group.core.link_record import LinkKey, LinkRecord
@@ -20,10 +18,9 @@ from seriatim.broker_group.core.setback import KeptChain, SeenChain
 from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.layout import StoredPosition
 from seriatim.broker_group.link_runner import LinkRunner
-from seriatim.broker_group.peer import of_peer
-from seriatim.broker_group.replication import link_name
+from seriatim.broker_group.replication import copied, link_name
 from seriatim.broker_group.writer import ignored
-from seriatim.protocol import chain_json, log, rpc
+from seriatim.protocol import chain_json, log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.chain import ChainDocument, Durability
@@ -39,7 +36,6 @@ from seriatim.protocol.errors import (
 )
 from seriatim.protocol.flag import is_set_within
 from seriatim.protocol.names import ChainVersion, Index, QueueId
-from seriatim.protocol.streams import intact
 from seriatim.protocol.zookeeper import NoNode, Paths, ZooKeeperSession, queue_ids, read_chain_node
 
 _log = log.logger("broker.resync")
@@ -54,7 +50,6 @@ REST_S = 5.0
 """After each pass this member rests as long as the pass took, and no longer than this: it looks at all queues."""
 AT_ONCE = 16
 """So many queues, or links, are looked at before somebody else has a turn: a switch may wait for this member."""
-_FAILURES = (SeriatimError, grpc.aio.AioRpcError)
 
 
 class Resyncer:
@@ -89,7 +84,7 @@ class Resyncer:
             began_s = boottime_s()
             try:
                 problem = await self._pass() or self._found
-            except _FAILURES as error:
+            except SeriatimError as error:
                 problem = str(error)
             if problem != self.problem or (not problem) != self.is_in_sync:
                 _log.info("in sync" if not problem else "not in sync", problem=problem or None)
@@ -120,8 +115,7 @@ class Resyncer:
         for action in resync.plan(self._broker.name, documents, await self._held()):
             try:
                 await self._do(action, chains[action.queue_id].version)
-            except _FAILURES as error:
-                found = _translated(error)
+            except SeriatimError as found:
                 problem = f"queue {action.queue_id} epoch {action.epoch}: {type(action).__name__.lower()}: {found}"
                 if isinstance(action, resync.TakeCursors) and isinstance(found, MemberBehind):
                     problem += f"; unless it soon has them, seek {', '.join(action.of)}"
@@ -132,8 +126,7 @@ class Resyncer:
         for key, index in sorted(self._broker.damaged):
             try:
                 await self._mend(key, index)
-            except _FAILURES as error:  # the others, and the peer, need not wait for this one
-                found = _translated(error)
+            except SeriatimError as found:  # the others, and the peer, need not wait for this one
                 problem = problem or f"queue {key[0]} epoch {key[1]}: mend index {index}: {found}"
                 if isinstance(found, (Unreachable, DiskFull)):
                     break  # for all the others, too; of a lost file they are as many as its batches
@@ -257,18 +250,11 @@ class Resyncer:
 
     # ---- copying
 
-    async def _fetch(self, runner: LinkRunner, from_index: Index, end: Index) -> AsyncIterator[EncodedBatch]:
+    def _fetch(self, runner: LinkRunner, from_index: Index, end: Index) -> AsyncIterator[EncodedBatch]:
         peer = self._broker.peer
         registered = peer.to_call()
         name = link_name(runner, self._broker.cluster, registered.incarnation)
-        request = pb.CopyLinkRequest(link=name, from_index=from_index, to_index=end, takes_several=True)
-        try:
-            async for message in peer.stub(registered.address).CopyLink(request):
-                for encoded in intact(message).batches():
-                    yield encoded
-        except asyncio.CancelledError:
-            rpc.check_cancelled()  # the peer may have come back elsewhere meanwhile
-            raise
+        return copied(peer.stub(registered.address), name, from_index, end)
 
     async def _copy(self, runner: LinkRunner, from_index: Index, end: Index) -> None:
         """Take what is missing below the end. What is here is thrown away only when the peer has all of it (H5)."""
@@ -351,7 +337,3 @@ class Resyncer:
         await self._keeper.note_lost(documents)
         if self._keeper.has_noted and self._broker.peer.connected is not None:
             await self._keeper.bring_up_peer(self._version)
-
-
-def _translated(error: Exception) -> Exception:
-    return of_peer(rpc.translated(error)) if isinstance(error, grpc.aio.AioRpcError) else error
