@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from seriatim.broker_group.broker import Broker
 from seriatim.broker_group.core import disk, lease
 from seriatim.broker_group.core.link_record import LinkKey, LinkRecord
 from seriatim.broker_group.core.setback import SeenChain
 from seriatim.broker_group.peer import Registered
+from seriatim.broker_group.sealing import seal
 from seriatim.protocol import chain_json, log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, ChainMember, Link, LinkState
@@ -59,12 +60,11 @@ GRACE_S = 0.5
 STANDS_ASIDE = "its disk stands still: it is not registered until that goes on"
 """What the node of its lease says to operators meanwhile; its registration said it until then, and has to go."""
 
-SealAnswer = Callable[[pb.SealRequest], Awaitable[pb.SealReply]]
 Sync = Callable[[], tuple[bool, str]]
 
 
 class Membership:
-    """See the module. `sync_state` tells whether the member is in sync and what it lacks; `seal` answers a Seal.
+    """See the module. `sync_state` tells whether the member is in sync and what it lacks.
 
     `direct`: where batches come without gRPC, if anywhere; set before the session is run.
     """
@@ -90,7 +90,6 @@ class Membership:
         self._late: set[LinkKey] = set()
         self._seals_written: set[LinkKey] = set()
         self.is_registered = asyncio.Event()
-        self.seal: SealAnswer | None = None
         session.on_state(self._session_changed)
         broker.opened = self._link_opened
         broker.peer.changed = self.changed
@@ -404,8 +403,6 @@ class Membership:
 
     async def _seal_by_itself(self, document: ChainDocument, link: Link, version: ChainVersion) -> None:
         """No coordinator got the answer so far: seal, and write the answer beside the chain document."""
-        if self.seal is None:
-            return
         request = pb.SealRequest(
             link=pb.LinkName(cluster=self._broker.cluster, queue_id=document.queue_id, epoch=link.epoch),
             chain_version=version,
@@ -414,7 +411,7 @@ class Membership:
             durability=link.durability.value,
             cause_id=log.new_cause_id("self-seal"),
         )
-        data = with_checksum((await self.seal(request)).SerializeToString())
+        data = with_checksum((await seal(self._broker, request)).SerializeToString())
         keys = {"queue": document.name, "epoch": link.epoch, "cause_id": request.cause_id}
         if len(data) > chain_json.MAX_BYTES:  # of hundreds of sources, whose marks are told behind each batch in flight
             _log.warning("seal is too long to be written beside the chain", size_bytes=len(data), **keys)

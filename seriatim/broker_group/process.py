@@ -125,7 +125,6 @@ async def _serve(
     )
     resyncer.changed = membership.registration_changed
     service = BrokerService(broker, keeper, membership)
-    membership.seal = service.seal
     add_broker(service, server)
     calls = CallServer(service).serve
     direct = direct_server(service.append, service.replicate, service.fetch, service.connect, calls)

@@ -15,7 +15,7 @@ from typing import Any
 import grpc.aio
 
 from seriatim.broker_group.core import replica_events
-from seriatim.broker_group.core.link_record import LinkKey, sealed_error
+from seriatim.broker_group.core.link_record import LinkKey, Position, sealed_error
 from seriatim.broker_group.core.replica import SealPhase
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.peer import of_peer
@@ -25,6 +25,7 @@ from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.batch_streams import BatchMessage
 from seriatim.protocol.errors import MemberBehind, PeerLost, SeriatimError, UnknownLink
 from seriatim.protocol.incarnations import as_message
+from seriatim.protocol.marks import merged
 from seriatim.protocol.names import Incarnation, Index
 from seriatim.protocol.streams import each, intact, read, send_now, write
 
@@ -266,3 +267,9 @@ def link_name(runner: LinkRunner, cluster: str, to: Incarnation) -> pb.LinkName:
         epoch=record.epoch,
         to=as_message(to),
     )
+
+
+def position_message(runner: LinkRunner, position: Position) -> pb.Position:
+    """A position with all marks that this member knows up to there, those from before the link included."""
+    marks = merged(runner.record.start_marks, position.marks)
+    return pb.Position(index=position.index, hash=position.hash, marks=marks)

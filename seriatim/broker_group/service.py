@@ -10,15 +10,14 @@ from typing import Any
 
 from seriatim.broker_group.append import AppendStream, take
 from seriatim.broker_group.broker import EVERY_EPOCH, Broker, durability_from
-from seriatim.broker_group.core.link_record import LinkKey, LinkRecord, Position, Role, sealed_error
-from seriatim.broker_group.core.replica import SealPhase, sealed_positions
+from seriatim.broker_group.core.link_record import LinkKey, LinkRecord, Role, sealed_error
+from seriatim.broker_group.core.replica import SealPhase
 from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.fetch import FetchStream
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.membership import Membership
-from seriatim.broker_group.replication import COPY_BYTES, MasterStream, first_confirmation
-from seriatim.broker_group.uninterrupted import uninterrupted
-from seriatim.protocol import log
+from seriatim.broker_group.replication import COPY_BYTES, MasterStream, first_confirmation, position_message
+from seriatim.broker_group.sealing import seal
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch_streams import BatchMessage, opening, together
 from seriatim.protocol.errors import (
@@ -28,13 +27,10 @@ from seriatim.protocol.errors import (
     WrongIncarnation,
 )
 from seriatim.protocol.incarnations import as_message, from_message
-from seriatim.protocol.marks import merged
-from seriatim.protocol.names import ChainVersion, Epoch, Generation, Incarnation, Index, QueueId, SubscriptionId, Token
+from seriatim.protocol.names import ChainVersion, Epoch, Generation, Index, QueueId, SubscriptionId, Token
 from seriatim.protocol.rpc import answers_errors
 from seriatim.protocol.seriatim_pb2_grpc import BrokerServicer
 from seriatim.protocol.streams import each, read
-
-_log = log.logger("broker.service")
 
 OPENING_S = 1.0
 """How long a master is kept waiting for the OpenLink that makes this member its slave."""
@@ -49,7 +45,6 @@ class BrokerService(BrokerServicer):
         self._broker = broker
         self._keeper = keeper
         self._membership = membership
-        self.under_way: set[asyncio.Task[Any]] = set()
 
     # ---- links
 
@@ -113,66 +108,7 @@ class BrokerService(BrokerServicer):
     @answers_errors
     async def Seal(self, request: pb.SealRequest, context: Any) -> pb.SealReply:
         self._broker.check_cluster(request.link.cluster)
-        return await self.seal(request)
-
-    @uninterrupted
-    async def seal(self, request: pb.SealRequest) -> pb.SealReply:
-        """Take no more records for a link, for good, and say what is durable; also for a link never heard of (H11).
-
-        One of another group's, whose member had this address before, is none of this member's: nothing is kept of it.
-        """
-        broker = self._broker
-        key = QueueId(request.link.queue_id), Epoch(request.link.epoch)
-        version = ChainVersion(request.chain_version)
-        try:
-            durability = durability_from(request.durability or "sync")
-            mine = request.master if broker.side_of(request.master) else request.slave
-            if not broker.side_of(mine):
-                return self._unknown(f"this is {broker.name}, for which the link wasn't made")
-            async with broker.lock(key):
-                runner = broker.find(key)
-                if runner is None:
-                    record = LinkRecord(*key, durability=durability, chain_version=version, is_sealed=True)
-                    runner = await broker.introduced(record)
-                refused = await runner.sealed(version)
-        except DiskFailed as error:
-            return self._unknown(error.message)
-        if isinstance(refused, DiskFailed):
-            return self._unknown(refused.message)
-        if refused is not None:
-            raise refused
-        unlike = self._unlike(runner.record, from_message(mine.incarnation))
-        if unlike and runner.record.end is None:
-            return self._unknown(unlike)
-        is_whole = not unlike and runner.record.is_whole and not broker.is_damaged(key)
-        _log.lasting("seal answered", queue_id=key[0], epoch=key[1], is_whole=is_whole, cause_id=request.cause_id)
-        return pb.SealReply(
-            answer=pb.SealReply.WHOLE if is_whole else pb.SealReply.PARTIAL,
-            incarnation=as_message(broker.incarnation),
-            committed_index=runner.state.committed.index,
-            positions=[position_message(runner, position) for position in sealed_positions(runner.state)],
-            reason="" if is_whole else unlike or "this member may have lost records that it acknowledged",
-        )
-
-    def _unlike(self, record: LinkRecord, mine: Incarnation) -> str:
-        """Why this disk isn't the one that the link was made with, as it was then, or empty.
-
-        It can tell no end. Once the end is recorded it may hold a copy all the same, made by resync: for who gives up the
-        tail, all that is left counts (protocol.md 5.7).
-        """
-        if mine.disk_id != self._broker.incarnation.disk_id:
-            return "this is another disk than the one that the link was made with"
-        if record.opened_start != mine.start:
-            if not record.opened_start:
-                # So says a disk of before its opening, and one of a link that a recovered chain has for open, and nobody opened.
-                return "this disk never had the link's opening: nobody sent to it, or this is an older copy of the disk"
-            # A link is closed by a Seal only once both members had written its opening: this is what the disk was before.
-            return "this disk lacks the link's opening, so it is an older copy of itself"
-        return ""
-
-    def _unknown(self, reason: str) -> pb.SealReply:
-        incarnation, has_failed = as_message(self._broker.incarnation), self._broker.store.failure is not None
-        return pb.SealReply(answer=pb.SealReply.UNKNOWN, incarnation=incarnation, reason=reason, has_failed=has_failed)
+        return await seal(self._broker, request)
 
     @answers_errors
     async def RecordEnd(self, request: pb.RecordEndRequest, context: Any) -> pb.RecordEndReply:
@@ -343,9 +279,3 @@ class BrokerService(BrokerServicer):
             if from_message(message.to) != broker.incarnation:
                 raise WrongIncarnation(f"this is {broker.incarnation}", incarnation=str(broker.incarnation))
             await context.write(pb.ConnectReply(**{"from": as_message(broker.incarnation)}))
-
-
-def position_message(runner: LinkRunner, position: Position) -> pb.Position:
-    """A position with all marks that this member knows up to there, those from before the link included."""
-    marks = merged(runner.record.start_marks, position.marks)
-    return pb.Position(index=position.index, hash=position.hash, marks=marks)

@@ -18,8 +18,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from seriatim.broker_group import cursor_keeper, layout, scrubber
-from seriatim.broker_group import service as broker_service
+from seriatim.broker_group import cursor_keeper, layout, scrubber, sealing
+from seriatim.broker_group import membership as broker_membership
 from seriatim.broker_group.broker import Broker
 from seriatim.broker_group.coordinators import Coordinators
 from seriatim.broker_group.core import cursors, disk, resync
@@ -33,6 +33,7 @@ from seriatim.broker_group.membership import STANDS_ASIDE, Membership
 from seriatim.broker_group.peer import Peer, Registered
 from seriatim.broker_group.resyncer import AT_ONCE, BUSY_S, IDLE_S, REST_S, Resyncer
 from seriatim.broker_group.scrubber import Scrubber
+from seriatim.broker_group.sealing import seal
 from seriatim.broker_group.service import BrokerService
 from seriatim.broker_group.store import Store, open_store
 from seriatim.protocol import chain_json, errors
@@ -832,13 +833,12 @@ def test_a_disk_that_came_later_tells_what_it_has_once_the_end_is_recorded(
         mine = pb.Incarnation(disk_id=disk_id or broker.incarnation.disk_id, start=opened_start)
         link = pb.LinkName(cluster="c", queue_id=RECORD.queue_id, epoch=RECORD.epoch)
         request = pb.SealRequest(link=link, master=pb.LinkMember(group="g1", member="a", incarnation=mine))
-        service = BrokerService(broker, cast("CursorKeeper", None), cast("Membership", None))
         await broker.cut(runner, runner.record, Index(20))
-        reply = await service.seal(request)
+        reply = await seal(broker, request)
         assert (reply.answer, reply.positions[-1].index) == (pb.SealReply.PARTIAL, 20)
         assert reply.reason.startswith("this ")
         runner.changed_record(replace(RECORD, end=None))
-        reply = await service.seal(request)
+        reply = await seal(broker, request)
         assert (reply.answer, list(reply.positions)) == (pb.SealReply.UNKNOWN, [])
 
     with_links(scenario)
@@ -911,8 +911,7 @@ def test_damage_that_a_master_meets_while_it_makes_the_copies_equal_is_noted(
             group="g1", member="a", incarnation=pb.Incarnation(disk_id=broker.incarnation.disk_id, start=1)
         )
         request = pb.SealRequest(link=pb.LinkName(cluster="c", queue_id=1, epoch=5), master=ends)
-        service = BrokerService(broker, cast("CursorKeeper", None), cast("Membership", None))
-        assert (await service.seal(request)).answer == pb.SealReply.PARTIAL
+        assert (await seal(broker, request)).answer == pb.SealReply.PARTIAL
 
     with_links(scenario)
 
@@ -1061,7 +1060,7 @@ def test_a_broker_starts_with_an_open_link_that_can_t_be_read(
         assert "epoch 2: the disk can't be read" in said[0]
         mine = pb.LinkMember(group="g1", member="a")
         asked = pb.SealRequest(link=pb.LinkName(cluster="c", queue_id=1, epoch=2), master=mine, durability="sync")
-        answer = await BrokerService(fresh, *cast("tuple[Any, Any]", (None, None))).seal(asked)
+        answer = await seal(fresh, asked)
         assert answer.answer == pb.SealReply.UNKNOWN
 
     with_links(scenario)
@@ -1074,11 +1073,10 @@ def test_a_seal_of_a_link_that_was_never_opened_here_says_so(with_links: Callabl
         await broker.keep(broker.link(OTHER.key), replace(OTHER, end=None, opened_start=7))
         own = pb.Incarnation(disk_id=broker.incarnation.disk_id, start=broker.incarnation.start)
         mine = pb.LinkMember(group="g1", member="a", incarnation=own)
-        service = BrokerService(broker, *cast("tuple[Any, Any]", (None, None)))
         said = []
         for epoch in (9, 9, OTHER.epoch):  # the second time there is the record of the first
             link = pb.LinkName(cluster="c", queue_id=OTHER.queue_id, epoch=epoch)
-            answer = await service.seal(pb.SealRequest(link=link, master=mine, durability="sync"))
+            answer = await seal(broker, pb.SealRequest(link=link, master=mine, durability="sync"))
             assert answer.answer == pb.SealReply.UNKNOWN
             said.append(answer.reason)
         never, again, before = said
@@ -1218,7 +1216,9 @@ def test_a_copy_on_its_way_from_where_the_peer_was_has_an_error_once_it_is_back_
     with_links(scenario)
 
 
-def test_what_a_member_did_for_a_link_is_forgotten_with_it(with_links: Callable[[Scenario], None]) -> None:
+def test_what_a_member_did_for_a_link_is_forgotten_with_it(
+    with_links: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Links come and go for years, in a process that stays."""
 
     async def scenario(broker: Broker, runner: LinkRunner) -> None:
@@ -1229,7 +1229,7 @@ def test_what_a_member_did_for_a_link_is_forgotten_with_it(with_links: Callable[
         async def done(_: object, of: Iterable[Whose], *__: object) -> frozenset[Whose]:
             return frozenset(of)
 
-        async def sealed(_: pb.SealRequest) -> pb.SealReply:
+        async def sealed(*_: object) -> pb.SealReply:
             return pb.SealReply()
 
         def mentioned() -> list[str]:
@@ -1239,7 +1239,7 @@ def test_what_a_member_did_for_a_link_is_forgotten_with_it(with_links: Callable[
             )
 
         keeper._report = done  # type: ignore[method-assign]
-        membership.seal = sealed
+        monkeypatch.setattr(broker_membership, "seal", sealed)
         runner.changed_record(replace(RECORD, end=None, lacks=()))
         for _ in range(2):  # the second time it is late
             await membership._look_at(RECORD.queue_id)
@@ -1469,12 +1469,11 @@ def test_what_is_tried_again_each_second_is_told_once_a_minute(
         link = pb.LinkName(cluster="c", queue_id=RECORD.queue_id, epoch=RECORD.epoch)
         mine = pb.Incarnation(disk_id=broker.incarnation.disk_id, start=RECORD.opened_start)
         request = pb.SealRequest(link=link, master=pb.LinkMember(group="g1", member="a", incarnation=mine))
-        service = BrokerService(broker, keeper, cast("Membership", None))
         caplog.set_level("INFO")
-        for logger in (cursor_keeper._log, broker_service._log):  # another test may have had the same told a moment ago
+        for logger in (cursor_keeper._log, sealing._log):  # another test may have had the same told a moment ago
             monkeypatch.setattr(logger, "_told_at_s", {})
         for _ in range(3):
-            assert (await service.seal(request)).answer == pb.SealReply.PARTIAL
+            assert (await seal(broker, request)).answer == pb.SealReply.PARTIAL
             broker.look_for_drained(RECORD.key)
             assert not await keeper._report_once()
         for told in ("seal answered", "drained report failed"):
@@ -1638,7 +1637,9 @@ def test_what_is_found_lacking_while_a_pass_runs_is_not_unsaid_by_it(with_links:
     with_links(scenario)
 
 
-def test_a_seal_that_no_node_of_zookeeper_takes_is_not_sent_there(with_links: Callable[[Scenario], None]) -> None:
+def test_a_seal_that_no_node_of_zookeeper_takes_is_not_sent_there(
+    with_links: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of a queue with hundreds of sources: ZooKeeper broke the connection, and with it what else was asked, again and again."""
 
     async def scenario(broker: Broker, runner: LinkRunner) -> None:
@@ -1646,11 +1647,11 @@ def test_a_seal_that_no_node_of_zookeeper_takes_is_not_sent_there(with_links: Ca
         membership = Membership(broker, cast("ZooKeeperSession", session), "", lambda: (True, ""))
         asked = []
 
-        async def sealed(request: pb.SealRequest) -> pb.SealReply:
+        async def sealed(_: Broker, request: pb.SealRequest) -> pb.SealReply:
             asked.append(request)
             return pb.SealReply(reason="x" * chain_json.MAX_BYTES)
 
-        membership.seal = sealed
+        monkeypatch.setattr(broker_membership, "seal", sealed)
         runner.changed_record(replace(RECORD, end=None))
         for _ in range(3):  # the first time it isn't late
             await membership._look_at(RECORD.queue_id)
@@ -1661,7 +1662,7 @@ def test_a_seal_that_no_node_of_zookeeper_takes_is_not_sent_there(with_links: Ca
 
 
 def test_a_seal_makes_nothing_anew_of_a_queue_that_was_cleared_away(
-    zookeeper: str, with_links: Callable[[Scenario], None]
+    zookeeper: str, with_links: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its slow disk took so long: the queue's node was there again, with a seal in it, and was tried to be swept away each second, for ever."""
 
@@ -1676,12 +1677,12 @@ def test_a_seal_makes_nothing_anew_of_a_queue_that_was_cleared_away(
             await session.ensure(seals)
             await session.create(path, data)
 
-            async def sealed(_: pb.SealRequest) -> pb.SealReply:
+            async def sealed(*_: object) -> pb.SealReply:
                 for gone in (seals, path, paths.queue(RECORD.queue_id)):
                     await session.delete(gone)
                 return pb.SealReply()
 
-            membership.seal = sealed
+            monkeypatch.setattr(broker_membership, "seal", sealed)
             runner.changed_record(replace(RECORD, end=None))
             await membership._look_at(RECORD.queue_id)  # the first time it isn't late
             with pytest.raises(NoNode):

@@ -21,7 +21,7 @@ from seriatim.broker_group.core.link_record import LinkRecord
 from seriatim.broker_group.core.replica import SealPhase
 from seriatim.broker_group.membership import Membership
 from seriatim.broker_group.peer import Peer
-from seriatim.broker_group.service import BrokerService
+from seriatim.broker_group.sealing import seal
 from seriatim.broker_group.store import Store, open_store
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.errors import DiskFailed, UnknownLink, Unreachable
@@ -172,7 +172,7 @@ def test_a_seal_for_whoever_had_this_address_before_leaves_nothing_here(tmp_path
             ]
             name = pb.LinkName(cluster="c", queue_id=1, epoch=7)
             request = pb.SealRequest(link=name, chain_version=5, master=sides[0], slave=sides[1], durability="sync")
-            reply = await BrokerService(broker, cast("Any", None), cast("Any", None)).seal(request)
+            reply = await seal(broker, request)
             assert reply.answer == pb.SealReply.UNKNOWN
             assert [record.key for record in store.links()] == [OPENED.key]
 
@@ -196,12 +196,11 @@ def test_a_seal_is_answered_with_that_the_disk_failed_and_one_that_can_t_be_read
                 pb.LinkMember(group="g1", member=place, incarnation=pb.Incarnation(disk_id=disk_id, start=1))
                 for place, disk_id in (("a", store.incarnation.disk_id), ("b", "disk-b"))
             )
-            service = BrokerService(broker, cast("Any", None), cast("Any", None))
 
             async def sealed(epoch: int) -> pb.SealReply:
                 name = pb.LinkName(cluster="c", queue_id=1, epoch=epoch)
-                return await service.seal(
-                    pb.SealRequest(link=name, chain_version=5, master=mine, slave=other, durability="sync")
+                return await seal(
+                    broker, pb.SealRequest(link=name, chain_version=5, master=mine, slave=other, durability="sync")
                 )
 
             with monkeypatch.context() as patched:
