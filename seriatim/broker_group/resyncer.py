@@ -7,7 +7,7 @@ the member is in sync. Nothing of it is remembered between passes, so it may be 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import starmap
 
@@ -64,7 +64,7 @@ class Resyncer:
         self.is_in_sync = False
         self.problem = "not compared with the chain yet"
         self._found = ""  # since the pass began
-        self._waiting: set[str] = set()  # what the last pass couldn't do
+        self._waiting: list[str] = []  # what the last pass couldn't do
         self._not_understood: dict[QueueId, str] = {}  # chains, as a newer version's, and why
         broker.found_lacking = self._found_lacking
 
@@ -111,35 +111,49 @@ class Resyncer:
         documents = {
             queue_id: seen.document for queue_id, seen in chains.items() if queue_id not in self._broker.set_back
         }
-        problem, told, self._waiting = "", self._waiting, set()
-        for action in resync.plan(self._broker.name, documents, await self._held()):
-            try:
-                await self._do(action, chains[action.queue_id].version)
-            except SeriatimError as found:
-                problem = f"queue {action.queue_id} epoch {action.epoch}: {type(action).__name__.lower()}: {found}"
-                if isinstance(action, resync.TakeCursors) and isinstance(found, MemberBehind):
-                    problem += f"; unless it soon has them, seek {', '.join(action.of)}"
-                self._waiting.add(problem)
-                if problem not in told:
-                    _log.warning("resync waits", queue_id=action.queue_id, epoch=action.epoch, reason=problem)
+        await self._carry_out(resync.plan(self._broker.name, documents, await self._held()), chains)
         await self._broker.read_again()
-        for key, index in sorted(self._broker.damaged):
-            try:
-                await self._mend(key, index)
-            except SeriatimError as found:  # the others, and the peer, need not wait for this one
-                problem = problem or f"queue {key[0]} epoch {key[1]}: mend index {index}: {found}"
-                if isinstance(found, (Unreachable, DiskFull)):
-                    break  # for all the others, too; of a lost file they are as many as its batches
-        problem = problem or self._broker.unreadable_problem
+        damaged = await self._mend_all()
         await self._keeper.forget_deleted(documents)
         await self._bring_up_peer(documents)
         held = await self._held()
         left = resync.plan(self._broker.name, documents, held)
-        problem = problem or next(iter(self._not_understood.values()), "")
-        problem = next(starmap(set_back_problem, self._broker.set_back.items()), problem)
-        if left:
-            return problem or f"{len(left)} steps left"
-        return problem or resync.unfinished(self._broker.name, self._broker.incarnation, documents, held)
+        problems = (
+            *starmap(set_back_problem, self._broker.set_back.items()),
+            *self._waiting[-1:],
+            damaged,
+            self._broker.unreadable_problem,
+            *self._not_understood.values(),
+            f"{len(left)} steps left" if left else "",
+            resync.unfinished(self._broker.name, self._broker.incarnation, documents, held),
+        )
+        return next(filter(None, problems), "")
+
+    async def _carry_out(self, actions: Iterable[resync.Action], chains: Mapping[QueueId, SeenChain]) -> None:
+        """Each once; what one of them waits for keeps none of the others."""
+        told, self._waiting = set(self._waiting), []
+        for action in actions:
+            try:
+                await self._do(action, chains[action.queue_id].version)
+            except SeriatimError as error:
+                problem = f"queue {action.queue_id} epoch {action.epoch}: {type(action).__name__.lower()}: {error}"
+                if isinstance(action, resync.TakeCursors) and isinstance(error, MemberBehind):
+                    problem += f"; unless it soon has them, seek {', '.join(action.of)}"
+                self._waiting.append(problem)
+                if problem not in told:
+                    _log.warning("resync waits", queue_id=action.queue_id, epoch=action.epoch, reason=problem)
+
+    async def _mend_all(self) -> str:
+        """All that is damaged. Returns what the first one waits for that can't be mended now, "" for nothing."""
+        problem = ""
+        for key, index in sorted(self._broker.damaged):
+            try:
+                await self._mend(key, index)
+            except SeriatimError as error:  # the others, and the peer, need not wait for this one
+                problem = problem or f"queue {key[0]} epoch {key[1]}: mend index {index}: {error}"
+                if isinstance(error, (Unreachable, DiskFull)):
+                    break  # for all the others, too; of a lost file they are as many as its batches
+        return problem
 
     def _compare(
         self, chains: dict[QueueId, SeenChain], held: list[resync.Holding], kept: dict[QueueId, KeptChain]
