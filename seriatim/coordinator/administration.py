@@ -114,26 +114,27 @@ class Operations:
         async with self._lines.of(queue_id):
             for _ in range(MAX_CONFLICTS):
                 document, version = await self._store.read_chain(queue_id)
-                changed = None
+                changed, refused = document, None
                 try:
                     if only_at not in (ANY_VERSION, version):
                         raise OlderVersion("the chain has changed", queue=document.name, chain_version=version)
                     if document.is_deleted:
                         raise chain.deleted_error(document)
                     changed = transition(document)
-                except SeriatimError:
-                    if is_present:
-                        raise
-                if changed is None or (changed == document and not must_write):
-                    if is_present:
-                        return document, version
+                except SeriatimError as error:
+                    refused = error
+                if refused is None and (must_write or changed != document):
+                    written = await self._store.write_chain(changed, version)
+                    if written is not None:
+                        _log.info("chain written", queue=document.name, what=what, version=written, cause_id=cause_id)
+                        return changed, written
+                elif not is_present:
                     await self._store.catch_up()
                     is_present = True
-                    continue
-                written = await self._store.write_chain(changed, version)
-                if written is not None:
-                    _log.info("chain written", queue=document.name, what=what, version=written, cause_id=cause_id)
-                    return changed, written
+                elif refused is not None:
+                    raise refused
+                else:
+                    return document, version
         raise Waiting("the chain keeps changing", reasons={"chain": "it keeps changing"})
 
     # ---- queues
