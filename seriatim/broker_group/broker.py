@@ -15,7 +15,7 @@ from seriatim.broker_group.batch_cache import BatchCache
 from seriatim.broker_group.core import disk, setback
 from seriatim.broker_group.core.disk import Room
 from seriatim.broker_group.core.lease import Lease
-from seriatim.broker_group.core.link_record import LinkKey, LinkRecord, Position, Role, sealed_error
+from seriatim.broker_group.core.link_record import LinkKey, LinkRecord, Role, sealed_error
 from seriatim.broker_group.core.replica import SealPhase, disk_failed
 from seriatim.broker_group.core.replica_events import (
     Opened,
@@ -44,6 +44,7 @@ from seriatim.protocol.errors import (
 from seriatim.protocol.flag import is_set_within
 from seriatim.protocol.incarnations import from_message
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, MemberName, QueueId, Token
+from seriatim.protocol.position import Position
 
 _log = log.logger("broker")
 

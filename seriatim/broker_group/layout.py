@@ -7,8 +7,9 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from seriatim.broker_group.core.link_record import LinkKey, Position
+from seriatim.broker_group.core.link_record import LinkKey
 from seriatim.protocol.names import Epoch, Index, QueueId
+from seriatim.protocol.position import Position
 
 _POSITION: Final = struct.Struct(">QQ32s")
 _COMPACT: Final = json.JSONEncoder(separators=(",", ":")).encode

@@ -13,7 +13,7 @@ from typing import Final, Protocol, assert_never
 
 from seriatim.broker_group.batch_cache import BatchCache
 from seriatim.broker_group.core import replica, replica_events
-from seriatim.broker_group.core.link_record import LinkKey, LinkRecord, Position, Role
+from seriatim.broker_group.core.link_record import LinkKey, LinkRecord, Role
 from seriatim.broker_group.core.replica import Replica, SealPhase
 from seriatim.broker_group.core.resync import Holding
 from seriatim.broker_group.layout import StoredPosition
@@ -24,6 +24,7 @@ from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.errors import DiskFailed, OlderVersion, SeriatimError, UnknownLink, copied
 from seriatim.protocol.hashing import hash_after_batch
 from seriatim.protocol.names import ChainVersion, Index
+from seriatim.protocol.position import Position
 
 _log = log.logger("broker.link")
 

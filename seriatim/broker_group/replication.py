@@ -15,7 +15,7 @@ from typing import Any
 import grpc.aio
 
 from seriatim.broker_group.core import replica_events
-from seriatim.broker_group.core.link_record import LinkKey, Position, sealed_error
+from seriatim.broker_group.core.link_record import LinkKey, sealed_error
 from seriatim.broker_group.core.replica import SealPhase
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.peer import of_peer
@@ -27,6 +27,7 @@ from seriatim.protocol.errors import MemberBehind, PeerLost, SeriatimError, Unkn
 from seriatim.protocol.incarnations import as_message
 from seriatim.protocol.marks import merged
 from seriatim.protocol.names import Incarnation, Index
+from seriatim.protocol.position import Position
 from seriatim.protocol.streams import each, intact, read, send_now, write
 
 _log = log.logger("broker.replication")

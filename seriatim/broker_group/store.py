@@ -32,7 +32,7 @@ import rocksdict
 from seriatim.broker_group import directories, layout
 from seriatim.broker_group.core import cursors, link_record, rocksdb_log
 from seriatim.broker_group.core.cursors import CursorRecord
-from seriatim.broker_group.core.link_record import START, LinkKey, LinkRecord, Position
+from seriatim.broker_group.core.link_record import LinkKey, LinkRecord
 from seriatim.broker_group.flush_mark import Flushed, FlushMark
 from seriatim.broker_group.layout import StoredPosition
 from seriatim.broker_group.log_files import LogFiles
@@ -43,6 +43,7 @@ from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.chain import Durability
 from seriatim.protocol.errors import BadChecksum, DiskFailed, DiskFull, InvalidArgument, MalformedFrame
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, QueueId, SubscriptionId
+from seriatim.protocol.position import START, Position
 
 _log = log.logger("broker.store")
 

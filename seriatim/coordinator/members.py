@@ -13,7 +13,7 @@ from seriatim.coordinator.core.events import SendOpen, SendSeal, TellReader
 from seriatim.coordinator.core.reach import Reach, is_answer
 from seriatim.coordinator.core.recovery import Copy
 from seriatim.coordinator.core.registry import Registry
-from seriatim.coordinator.core.seal import Position, SealAnswer
+from seriatim.coordinator.core.seal import SealAnswer
 from seriatim.coordinator.store import Store
 from seriatim.coordinator.turns import Turns
 from seriatim.protocol import chain_json, rpc
@@ -24,6 +24,7 @@ from seriatim.protocol.direct_calls import DirectCalls
 from seriatim.protocol.errors import SeriatimError, Unreachable
 from seriatim.protocol.incarnations import as_message
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, MemberName, QueueId
+from seriatim.protocol.position import Position
 from seriatim.protocol.registration import Registration
 from seriatim.protocol.seriatim_pb2_grpc import BrokerStub
 

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 from seriatim.coordinator.core.events import SendGrant, Wait
 from seriatim.coordinator.core.registry import MEMBERS, Registry
-from seriatim.coordinator.core.seal import START, Position, SealAnswer, Wholeness
+from seriatim.coordinator.core.seal import SealAnswer, Wholeness
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import MAX_RECORD_BYTES
 from seriatim.protocol.chain import ChainMember, Durability, QueueSettings, Readmit
 from seriatim.protocol.errors import InvalidArgument
 from seriatim.protocol.incarnations import as_message, from_message
 from seriatim.protocol.names import Index
+from seriatim.protocol.position import START, Position
 
 _DEFAULT = QueueSettings()
 MIN_ROTATE_MS = 1000

@@ -27,7 +27,7 @@ import rocksdict
 
 from seriatim.broker_group import store as store_module
 from seriatim.broker_group.core.cursors import CursorRecord
-from seriatim.broker_group.core.link_record import START, LinkKey, LinkRecord, Position
+from seriatim.broker_group.core.link_record import LinkKey, LinkRecord
 from seriatim.broker_group.layout import StoredPosition
 from seriatim.broker_group.log_files import LogFiles
 from seriatim.broker_group.segments import READ_AHEAD_BYTES
@@ -37,6 +37,7 @@ from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.chain import Durability
 from seriatim.protocol.errors import BadChecksum, DiskFailed, DiskFull, InvalidArgument, SeriatimError
 from seriatim.protocol.names import Epoch, Generation, Incarnation, Index, QueueId, SubscriptionId, Token
+from seriatim.protocol.position import START, Position
 from tests.faults.logs import defects
 from tests.files import sizes
 from tests.integration.broker_members import as_sent, batches

@@ -37,7 +37,7 @@ from seriatim.coordinator.core.events import (
     WriteChain,
 )
 from seriatim.coordinator.core.registry import GroupState, Registry
-from seriatim.coordinator.core.seal import START, Position, SealAnswer, Wholeness
+from seriatim.coordinator.core.seal import SealAnswer, Wholeness
 from seriatim.protocol.chain import ChainDocument, Durability, LinkState, QueueSettings
 from seriatim.protocol.errors import (
     DiskFailed,
@@ -50,6 +50,7 @@ from seriatim.protocol.errors import (
 )
 from seriatim.protocol.hashing import hash_after_batch
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, MemberName, QueueId, Token
+from seriatim.protocol.position import START, Position
 from seriatim.protocol.registration import Registration
 
 GROUPS = ("g1", "g2", "g3")

@@ -14,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seriatim.broker_group.core import invariants, replica, replica_events
-from seriatim.broker_group.core.link_record import START, LinkRecord, Position, Role
+from seriatim.broker_group.core.link_record import LinkRecord, Role
 from seriatim.broker_group.core.replica import Replica, SealPhase
 from seriatim.protocol import batch
 from seriatim.protocol.batch import EncodedBatch, RecordColumns
 from seriatim.protocol.chain import Durability
 from seriatim.protocol.names import ChainVersion, Epoch, Index, QueueId, Token
+from seriatim.protocol.position import START, Position
 
 ACTIONS = (
     "send", "send", "to_slave", "to_slave", "to_master", "to_master", "flush_a", "flush_b", "break_stream", "open",

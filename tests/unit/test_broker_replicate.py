@@ -9,12 +9,13 @@ from typing import Any, cast
 import pytest
 
 from seriatim.broker_group.batch_cache import BatchCache
-from seriatim.broker_group.core.link_record import START, LinkRecord, Position, Role
+from seriatim.broker_group.core.link_record import LinkRecord, Role
 from seriatim.broker_group.link_runner import Flight, LinkRunner
 from seriatim.broker_group.service import BrokerService
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.errors import Unreachable
 from seriatim.protocol.names import Epoch, Incarnation, Index, QueueId
+from seriatim.protocol.position import START, Position
 
 MASTER = Incarnation("disk", 1)
 STORE: Any = SimpleNamespace(

@@ -29,6 +29,7 @@ from seriatim.coordinator.core.registry import GroupState, Registry
 from seriatim.protocol import chain_json
 from seriatim.protocol.chain import ChainDocument, LinkState, QueueSettings, StaleCursors
 from seriatim.protocol.names import TOKEN_MAX, ChainVersion, Epoch, Incarnation, Index, QueueId, Token
+from seriatim.protocol.position import Position
 from seriatim.protocol.registration import Registration
 from tests.property.chain_world import World, close_call, send_call, with_subscription
 
@@ -578,7 +579,7 @@ def test_what_was_given_up_is_no_record_of_later_links_that_only_began_behind_it
     """Its disks were lost one after the other, behind a link that has nothing of its source: what was sent again counted as there."""
     world = sealed_links(1)
 
-    def sealed(document: ChainDocument, *positions: seal.Position) -> ChainDocument:
+    def sealed(document: ChainDocument, *positions: Position) -> ChainDocument:
         link = document.last_link
         answers = {
             side.name.member: seal.SealAnswer(seal.Wholeness.WHOLE, side.incarnation, positions)
@@ -591,8 +592,8 @@ def test_what_was_given_up_is_no_record_of_later_links_that_only_began_behind_it
         document = chain.next_link(document, world.registry(), avoid={}, now_ms=1)
         return chain.opened(document, document.last_link.epoch)
 
-    def position(index: int, **marks: int) -> seal.Position:
-        return seal.Position(Index(index), bytes([index]) * 32, marks)
+    def position(index: int, **marks: int) -> Position:
+        return Position(Index(index), bytes([index]) * 32, marks)
 
     document = listed(chain.created(cluster="c", queue_id=QueueId(1), name="q", settings=QueueSettings(), groups=("g1", "g2", "g3"), now_ms=1))  # fmt: skip
     document = sealed(document, position(4, s=104), position(5, s=105))

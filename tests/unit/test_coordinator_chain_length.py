@@ -15,7 +15,7 @@ from seriatim.coordinator.core import background, chain, chain_length, retention
 from seriatim.coordinator.core.chain_point import point_before
 from seriatim.coordinator.core.events import Refused, SendGrant
 from seriatim.coordinator.core.registry import GroupState, Registry
-from seriatim.coordinator.core.seal import Position, SealAnswer, Wholeness
+from seriatim.coordinator.core.seal import SealAnswer, Wholeness
 from seriatim.coordinator.description import Description
 from seriatim.coordinator.members import Members
 from seriatim.coordinator.store import Store
@@ -24,6 +24,7 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, Link, LinkState, QueueSettings, Readmit
 from seriatim.protocol.errors import ChainTooLong, Unreachable
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, QueueId
+from seriatim.protocol.position import Position
 from seriatim.protocol.registration import Registration
 from tests.property.chain_world import World, close_call, send_call, with_subscription
 

@@ -56,7 +56,7 @@ from seriatim.coordinator.core.events import (
     WriteChain,
 )
 from seriatim.coordinator.core.registry import GroupState, Registry
-from seriatim.coordinator.core.seal import START, Position, SealAnswer, Wholeness
+from seriatim.coordinator.core.seal import SealAnswer, Wholeness
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, Durability, LinkState, Readmit, StaleCursors, Whose
 from seriatim.protocol.errors import (
@@ -77,6 +77,7 @@ from seriatim.protocol.errors import (
 )
 from seriatim.protocol.incarnations import as_message
 from seriatim.protocol.names import ChainVersion, Epoch, Generation, Incarnation, Index, Offset, SubscriptionId, Token
+from seriatim.protocol.position import START, Position
 from tests.property.chain_world import World, close_call, send_call, with_subscription
 
 DOWN = Unreachable("connection refused")

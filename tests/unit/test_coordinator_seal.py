@@ -8,10 +8,11 @@ import pytest
 
 from seriatim.coordinator.core import seal
 from seriatim.coordinator.core.chain_point import ChainPoint
-from seriatim.coordinator.core.seal import START, Position, SealAnswer, Undecided, Wholeness
+from seriatim.coordinator.core.seal import SealAnswer, Undecided, Wholeness
 from seriatim.protocol.chain import Certificate, ChainMember, Durability, Link, LinkState
 from seriatim.protocol.hashing import EMPTY_HASH
 from seriatim.protocol.names import Epoch, Incarnation, Index, MemberName, Offset
+from seriatim.protocol.position import START, Position
 
 MASTER = ChainMember(MemberName("g1", "a"), Incarnation("disk-a", 1))
 SLAVE = ChainMember(MemberName("g1", "b"), Incarnation("disk-b", 1))

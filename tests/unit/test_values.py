@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from seriatim.broker_group.core import replica
-from seriatim.broker_group.core.link_record import START
 from seriatim.producer.core.sender_state import SenderState
 from seriatim.protocol import values
+from seriatim.protocol.position import START
 
 
 @dataclass(frozen=True, slots=True)

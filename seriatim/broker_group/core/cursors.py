@@ -9,8 +9,6 @@ from seriatim.protocol.chain import Whose
 from seriatim.protocol.errors import Fenced, InvalidArgument, MemberBehind, OlderGeneration
 from seriatim.protocol.names import Generation, Index, SubscriptionId, Token
 
-START = Index(0)
-
 
 @dataclass(frozen=True, slots=True)
 class CursorRecord:
@@ -56,7 +54,7 @@ def _check_order(record: CursorRecord, generation: Generation, token: Token) -> 
         raise Fenced("a newer reader was elected", token=record.token)
 
 
-def told(record: CursorRecord, generation: Generation, token: Token, cursor: Index = START) -> CursorRecord:
+def told(record: CursorRecord, generation: Generation, token: Token, cursor: Index = Index(0)) -> CursorRecord:
     """A coordinator named the reader. A new generation starts without a cursor. Raises OlderGeneration, Fenced.
 
     `cursor`: where it starts, of what both members have of this generation, 0 where that isn't known: it is this reader's then, as

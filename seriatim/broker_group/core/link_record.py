@@ -8,34 +8,11 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
-from seriatim.protocol.batch import BatchHeader
 from seriatim.protocol.chain import Durability, Whose, whose_from
 from seriatim.protocol.errors import IncompatibleVersion, Sealed
-from seriatim.protocol.hashing import EMPTY_HASH, hash_after_batch
-from seriatim.protocol.marks import raised
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, QueueId, Token
 
 LinkKey = tuple[QueueId, Epoch]
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """A place between two batches: all batches before `index` give this hash and these marks.
-
-    `marks` are those of this link alone; what was before it is in `LinkRecord.start_marks`.
-    """
-
-    index: Index
-    hash: bytes
-    marks: Mapping[str, int]
-
-    def after(self, header: BatchHeader, header_bytes: bytes) -> Position:
-        """The place behind a batch that begins here."""
-        return Position(header.end_index, hash_after_batch(self.hash, header_bytes), raised(self.marks, header.spans))
-
-
-START = Position(Index(0), EMPTY_HASH, {})
-"""The beginning of every link."""
 
 
 class Role(StrEnum):

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
-from seriatim.broker_group.core.link_record import START, LinkRecord, Position, Role, sealed_error
+from seriatim.broker_group.core.link_record import LinkRecord, Role, sealed_error
 from seriatim.broker_group.core.replica_events import (
     Acknowledge,
     BatchArrived,
@@ -79,6 +79,7 @@ from seriatim.protocol.marks import (
     too_many_sources,
 )
 from seriatim.protocol.names import Index
+from seriatim.protocol.position import START, Position
 
 ROW_OVERHEAD_BYTES: Final = 64
 """What a record may take in a payload beside its value: columns, compression's worst case."""

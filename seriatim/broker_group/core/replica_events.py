@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from seriatim.broker_group.core.link_record import LinkRecord, Position
+from seriatim.broker_group.core.link_record import LinkRecord
 from seriatim.protocol.batch import BatchHeader
 from seriatim.protocol.errors import SeriatimError
 from seriatim.protocol.names import ChainVersion, Index, Token
+from seriatim.protocol.position import Position
 
 # ---- events --------------------------------------------------------------------------------------------------------
 

@@ -45,11 +45,11 @@ from seriatim.coordinator.core.events import (
     WriteChain,
 )
 from seriatim.coordinator.core.registry import Registry, not_ready
-from seriatim.coordinator.core.seal import Position
 from seriatim.protocol.chain import ChainDocument, Link, LinkState
 from seriatim.protocol.errors import ChainSetBack, Fenced, InvariantBroken, NotElected, OlderVersion, Waiting
 from seriatim.protocol.marks import merged
 from seriatim.protocol.names import ChainVersion, Epoch, Token
+from seriatim.protocol.position import Position
 
 MAX_ROUNDS = 40
 """So often may the chain change under one call before the caller is asked to come again."""

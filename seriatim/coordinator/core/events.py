@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from seriatim.coordinator.core.registry import Registry
-from seriatim.coordinator.core.seal import Position, SealAnswer
+from seriatim.coordinator.core.seal import SealAnswer
 from seriatim.protocol.chain import ChainDocument, ChainMember, Link
 from seriatim.protocol.errors import SeriatimError
 from seriatim.protocol.names import ChainVersion, Generation, Index, MemberName, Offset, SubscriptionId, Token
+from seriatim.protocol.position import Position
 
 # ---- events
 

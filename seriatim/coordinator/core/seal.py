@@ -13,9 +13,9 @@ from enum import StrEnum
 
 from seriatim.coordinator.core.chain_point import ChainPoint
 from seriatim.protocol.chain import Certificate, ChainMember, Link
-from seriatim.protocol.hashing import EMPTY_HASH
 from seriatim.protocol.marks import merged
-from seriatim.protocol.names import Incarnation, Index
+from seriatim.protocol.names import Incarnation
+from seriatim.protocol.position import START, Position
 
 
 class Wholeness(StrEnum):
@@ -24,18 +24,6 @@ class Wholeness(StrEnum):
     UNKNOWN = "unknown"
     WHOLE = "whole"
     PARTIAL = "partial"
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """All batches of a link before `index` give this hash and raise the marks to these."""
-
-    index: Index
-    hash: bytes
-    marks: Mapping[str, int]
-
-
-START = Position(Index(0), EMPTY_HASH, {})
 
 
 @dataclass(frozen=True, slots=True)

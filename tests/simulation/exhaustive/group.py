@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from seriatim.broker_group.core import replica, replica_events
-from seriatim.broker_group.core.link_record import START, LinkRecord
+from seriatim.broker_group.core.link_record import LinkRecord
 from seriatim.broker_group.core.replica import Replica, SealPhase
-from seriatim.coordinator.core import seal as seal_core
 from seriatim.coordinator.core.seal import SealAnswer, Wholeness
 from seriatim.protocol.errors import (
     PeerLost,
@@ -14,6 +13,7 @@ from seriatim.protocol.errors import (
 )
 from seriatim.protocol.marks import merged
 from seriatim.protocol.names import Index
+from seriatim.protocol.position import START, Position
 from tests.simulation.exhaustive import switches
 from tests.simulation.exhaustive.parts import (
     MASTER,
@@ -279,12 +279,12 @@ class GroupStep(AskedPair):
         )
 
 
-def position_message(record: LinkRecord, position: object) -> seal_core.Position:
+def position_message(record: LinkRecord, position: object) -> Position:
     """As service.position_message and messages.position_from."""
     index, digest, marks = position.index, position.hash, position.marks  # type: ignore[attr-defined]
     if index == 0:
-        return seal_core.START
-    return seal_core.Position(index, digest, merged(record.start_marks, marks))
+        return START
+    return Position(index, digest, merged(record.start_marks, marks))
 
 
 def loaded(record: LinkRecord, link: DiskLink) -> Replica:

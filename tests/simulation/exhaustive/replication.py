@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from seriatim.broker_group.core import invariants, replica, replica_events
-from seriatim.broker_group.core.link_record import START
 from seriatim.broker_group.core.replica import Replica, SealPhase
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.errors import (
@@ -13,6 +12,7 @@ from seriatim.protocol.errors import (
     UnknownLink,
 )
 from seriatim.protocol.names import Index
+from seriatim.protocol.position import START
 from tests.simulation.exhaustive import switches
 from tests.simulation.exhaustive.parts import (
     MASTER,
