@@ -363,11 +363,11 @@ class SendingLoop:
                 self._route.open(effect, self._cluster, self._queue_id)
             case events.CloseStream():
                 self._route.close_stream()
-            case events.TellElected():
-                self._buffer.elect(effect.token, effect.resume_point, effect.held)
-                _log.info("elected", queue=self._settings.queue, token=effect.token)
+            case events.TellElected(token, grant):
+                self._buffer.elect(token, grant.resume_point, grant.held)
+                _log.info("elected", queue=self._settings.queue, token=token)
                 queue = f"{self._cluster}/{self._queue_id}"
-                self._on_elected(Elected(effect.token, effect.resume_point, effect.held, effect.given_up_from, queue))
+                self._on_elected(Elected(token, grant.resume_point, grant.held, grant.given_up_from, queue))
             case events.TellDeposed():
                 _log.info("deposed", queue=self._settings.queue, reason=effect.reason)
                 self._on_deposed(effect.reason)

@@ -45,8 +45,8 @@ def text(effect: events.Effect) -> str:
             return f"resume {number} {'whole' if is_whole else 'part'}"
         case events.FailAll():
             return "fail all"
-        case events.TellElected(token, marks):
-            return f"tell elected {token} {marks}"
+        case events.TellElected(token, grant):
+            return f"tell elected {token} {grant.resume_point}"
         case events.TellDeposed():
             return "tell deposed"
         case events.StandAgain():

@@ -195,9 +195,7 @@ class FailAll:
 @dataclass(frozen=True, slots=True)
 class TellElected:
     token: Token
-    resume_point: Marks | None
-    held: Marks = field(default_factory=dict)
-    given_up_from: Marks = field(default_factory=dict)
+    grant: Grant
 
 
 @dataclass(frozen=True, slots=True)

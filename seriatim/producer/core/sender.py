@@ -250,7 +250,7 @@ def _answered(
     if grant.resume_point is not None:
         state = cut(state, grant.resume_point, effects)
     if not state.is_told:
-        effects.append(TellElected(state.token, grant.resume_point, grant.held, grant.given_up_from))
+        effects.append(TellElected(state.token, grant))
     stream = state.stream + 1
     effects.append(OpenStream(stream, state.token, grant))
     state = replace(

@@ -109,7 +109,7 @@ class SenderStep:
         if self._bounds.own:
             seqs = [automatic_seq(effect.token, number) for number in range(self._bounds.own)]
         else:
-            stored = (effect.resume_point or {}).get(SOURCE, 0)
+            stored = (effect.grant.resume_point or {}).get(SOURCE, 0)
             seqs = list(range(stored + 1, self._bounds.records + 1))
             self.orders += [("resume", seq) for seq in range(1, stored + 1)]  # it goes on behind what is stored
         self.orders.append(("records", tuple(seqs)))
