@@ -11,6 +11,7 @@ import pytest
 from seriatim.producer.sources.postgres import catalog
 from seriatim.producer.sources.postgres.attendant import Attendant
 from seriatim.producer.sources.postgres.capture import PostgresCapture
+from seriatim.producer.sources.postgres.core.identity import Server
 from seriatim.producer.sources.postgres.core.resume import Kept, Stream, TakeSnapshot
 from seriatim.producer.sources.postgres.errors import CaptureRefused, ResumePointUnknown, RowsHidden
 from seriatim.producer.sources.postgres.replication import Connection, ReplicationConnection
@@ -45,9 +46,7 @@ class SnapshotFirst(PostgresCapture):
         replication: ReplicationConnection,
         attendant: Attendant,
         step: TakeSnapshot,
-        system_id: str,
-        timeline: int,
-        db: str,
+        server: Server,
     ) -> Stream:
         make = replication.create_slot
         with closing(catalog.connect(self._dsn)) as earlier:
@@ -55,7 +54,7 @@ class SnapshotFirst(PostgresCapture):
             row = earlier.execute("SELECT pg_export_snapshot()").fetchone()
             assert row is not None
             replication.create_slot = lambda slot: (make(slot)[0], row[0])  # type: ignore[method-assign]
-            return super()._take_snapshot(connection, replication, attendant, step, system_id, timeline, db)
+            return super()._take_snapshot(connection, replication, attendant, step, server)
 
 
 def copied(dsn: str, kind: type[PostgresCapture], monkeypatch: pytest.MonkeyPatch) -> Queue:

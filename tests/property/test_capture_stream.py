@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from seriatim.producer.sources.postgres.core.assembler import Assembler, Outgoing
-from seriatim.producer.sources.postgres.core.identity import NUMBER_BITS, NUMBER_LIMIT, base_seq, source_name
+from seriatim.producer.sources.postgres.core.identity import NUMBER_BITS, NUMBER_LIMIT, Server, base_seq, source_name
 from seriatim.producer.sources.postgres.core.invariants import broken_confirmation, broken_order
 from seriatim.producer.sources.postgres.core.resume import Kept, Slot, Stream, plan
 from seriatim.producer.sources.postgres.errors import CaptureGap
@@ -150,7 +150,7 @@ class World:
         )
         kept = self.rules.kept(self.kept())
         try:
-            stream = plan(system_id="1", timeline=1, db="d", slot_name="s", slot=slot, kept=kept, log_end=1 << 46)
+            stream = plan(server=Server("1", 1, "d"), slot_name="s", slot=slot, kept=kept, log_end=1 << 46)
         except CaptureGap as gap:
             self.is_told = True
             if self.given_up_from is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from seriatim.producer.sources.postgres.core.identity import Source, base_seq, parse_source, source_name
+from seriatim.producer.sources.postgres.core.identity import Server, Source, base_seq, parse_source, source_name
 from seriatim.producer.sources.postgres.core.naming import CAPTURE, NAME_BYTES, application_name, default_slot
 from seriatim.producer.sources.postgres.core.resume import GiveUpSlot, Kept, Slot, Stream, TakeSnapshot, plan
 from seriatim.producer.sources.postgres.errors import CaptureGap, CaptureRefused, SlotBusy, SlotForeign
@@ -23,15 +23,13 @@ def planned(
 ) -> TakeSnapshot | Stream | GiveUpSlot:
     """`marks`: the resume point. `held`: what the chain holds, where that is more."""
     settings: dict[str, Any] = {
-        "system_id": "77",
-        "timeline": 3,
-        "db": "db",
         "slot_name": "cap",
         "log_end": 1 << 40,
         **other,
     }
+    server = Server(settings.pop("system_id", "77"), settings.pop("timeline", 3), "db")
     kept = Kept(marks, marks if held is None else held, settings.pop("given_up_from", {}), settings.pop("queue", ""))
-    return plan(slot=slot, kept=kept, **settings)
+    return plan(server=server, slot=slot, kept=kept, **settings)
 
 
 def gap(slot: Slot | None, marks: dict[str, int], **other: Any) -> str:

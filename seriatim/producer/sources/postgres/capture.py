@@ -19,7 +19,7 @@ import psycopg
 from seriatim.producer.sources.postgres import catalog
 from seriatim.producer.sources.postgres.attendant import Attendant
 from seriatim.producer.sources.postgres.core.assembler import Assembler, Outgoing
-from seriatim.producer.sources.postgres.core.identity import base_seq, format_lsn, source_name
+from seriatim.producer.sources.postgres.core.identity import Server, base_seq, format_lsn, source_name
 from seriatim.producer.sources.postgres.core.naming import application_name, check_slot
 from seriatim.producer.sources.postgres.core.resume import GiveUpSlot, Stream, TakeSnapshot, gap, plan
 from seriatim.producer.sources.postgres.core.snapshot import SnapshotWriter
@@ -240,16 +240,14 @@ class PostgresCapture:
         self, connection: Connection, replication: ReplicationConnection, attendant: Attendant
     ) -> tuple[Stream, str]:
         exists = self._check(connection)
-        system_id, timeline, db = replication.identify()
-        self._check_timeline(system_id, timeline)
+        server = replication.identify()
+        self._check_timeline(server)
         kept = self._sender.kept()
         replication.name(application_name(kept.queue))
         slot = catalog.find_slot(connection, self._slot)
         self._was_foreign = self._was_foreign and slot is not None
         step = plan(
-            system_id=system_id,
-            timeline=timeline,
-            db=db,
+            server=server,
             slot_name=self._slot,
             slot=slot,
             kept=kept,
@@ -260,7 +258,7 @@ class PostgresCapture:
             self._give_up_slot(replication, step)
         if isinstance(step, TakeSnapshot):
             self._publish(connection, exists=exists)
-            step = self._take_snapshot(connection, replication, attendant, step, system_id, timeline, db)
+            step = self._take_snapshot(connection, replication, attendant, step, server)
         elif not exists:
             raise CaptureGap(
                 f"publication {self._publication} is gone, and changes since may be missing", slot=self._slot
@@ -268,7 +266,7 @@ class PostgresCapture:
         else:
             self._start(connection, replication, step.confirmed_lsn)
             self._tell_missing(connection)
-        return step, db
+        return step, server.db
 
     def _tell_missing(self, connection: Connection) -> None:
         missing = [table for table in self._tables if catalog.resolve(connection, table) is None]
@@ -296,14 +294,14 @@ class PostgresCapture:
         _log.warning("capture drops its slot", slot=self._slot, reason=step.reason)
         raise gap(self._slot, step.reason, SlotGivenUp)
 
-    def _check_timeline(self, system_id: str, timeline: int) -> None:
-        if self._timeline is not None and self._timeline != (system_id, timeline):
+    def _check_timeline(self, server: Server) -> None:
+        now = server.system_id, server.timeline
+        if self._timeline not in (None, now):
             raise CaptureGap(
-                f"slot {self._slot}: another server answers: cluster and timeline were {self._timeline}, "
-                f"are {(system_id, timeline)}",
+                f"slot {self._slot}: another server answers: cluster and timeline were {self._timeline}, are {now}",
                 slot=self._slot,
             )
-        self._timeline = (system_id, timeline)
+        self._timeline = now
 
     # ----------------------------------------------------------------------------------------------- snapshot
 
@@ -313,15 +311,13 @@ class PostgresCapture:
         replication: ReplicationConnection,
         attendant: Attendant,
         step: TakeSnapshot,
-        system_id: str,
-        timeline: int,
-        db: str,
+        server: Server,
     ) -> Stream:
         if step.drops_slot:
             _log.warning("capture drops its slot", slot=self._slot, reason="its snapshot was never finished")
             replication.drop_slot(self._slot)
         consistent_point, name = replication.create_slot(self._slot)
-        source = source_name(system_id, timeline, self._slot, consistent_point)
+        source = source_name(server.system_id, server.timeline, self._slot, consistent_point)
         _log.info("capture snapshot", slot=self._slot, at=format_lsn(consistent_point), source=source)
         with closing(catalog.connect(self._dsn)) as reader:
             attendant.attend(reader)
@@ -331,7 +327,7 @@ class PostgresCapture:
             catalog.check_not_altered(reader, connection, self._publication)
             # Not before the snapshot was taken, which ends with the next command. What comes waits until it is read.
             self._start(reader, replication, consistent_point)
-            writer = SnapshotWriter(db=db, slot=self._slot, consistent_point=consistent_point, ts_ms=ts_ms)
+            writer = SnapshotWriter(db=server.db, slot=self._slot, consistent_point=consistent_point, ts_ms=ts_ms)
             self._send(writer.begin([table.relation for table in tables]), source)
             for table in tables:
                 self._send_table(reader, writer, table, source)

@@ -20,7 +20,7 @@ import psycopg
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from seriatim.producer.sources.postgres.core.identity import format_lsn, parse_lsn
+from seriatim.producer.sources.postgres.core.identity import Server, format_lsn, parse_lsn
 from seriatim.producer.sources.postgres.core.naming import CAPTURE
 from seriatim.producer.sources.postgres.core.pgoutput import POSTGRES_EPOCH_MS
 from seriatim.producer.sources.postgres.core.rows import quote_name
@@ -152,10 +152,9 @@ class ReplicationConnection:
         self._repeater: threading.Thread | None = None
         self._connection.notice_handler = self._notice
 
-    def identify(self) -> tuple[str, int, str]:
-        """System identifier, timeline and database."""
+    def identify(self) -> Server:
         row = self._query(b"IDENTIFY_SYSTEM")
-        return row[0], int(row[1]), row[3]
+        return Server(row[0], int(row[1]), row[3])
 
     def name(self, application_name: str) -> None:
         """What others see who looks who streams."""

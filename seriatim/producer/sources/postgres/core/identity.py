@@ -23,7 +23,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from seriatim.producer.sources.postgres.errors import LogTooFar, TransactionTooLarge
 
@@ -64,6 +64,14 @@ def too_large(tx_id: int) -> TransactionTooLarge:
         tx_id=tx_id,
         limit=NUMBER_LIMIT,
     )
+
+
+class Server(NamedTuple):
+    """Who answers: the cluster's identifier, the timeline of its log, and the database."""
+
+    system_id: str
+    timeline: int
+    db: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from typing import TypeAlias
 from seriatim.producer.sources.postgres.core.identity import (
     LSN_SHIFT,
     NUMBER_BITS,
+    Server,
     base_seq,
     format_lsn,
     later_source,
@@ -102,9 +103,7 @@ Plan: TypeAlias = TakeSnapshot | Stream | GiveUpSlot
 
 def plan(
     *,
-    system_id: str,
-    timeline: int,
-    db: str,
+    server: Server,
     slot_name: str,
     slot: Slot | None,
     kept: Kept,
@@ -125,26 +124,26 @@ def plan(
         CaptureRefused: the slot's name is taken by something that isn't a slot of this capture.
         CaptureGap: the slot can't give all that follows on the marks.
     """
-    found = latest_source(kept.held, system_id, slot_name)
+    found = latest_source(kept.held, server.system_id, slot_name)
     if slot is not None:
         _refuse_used(slot_name, slot, is_foreign=found is None and (was_foreign or _is_foreign(slot, kept)))
-    if slot is not None and (slot.plugin != "pgoutput" or slot.db != db):
+    if slot is not None and (slot.plugin != "pgoutput" or slot.db != server.db):
         raise CaptureRefused(
-            f"slot {slot_name} exists and is no pgoutput slot of database {db}; choose another slot name",
+            f"slot {slot_name} exists and is no pgoutput slot of database {server.db}; choose another slot name",
             slot=slot_name,
         )
     if found is None:
-        _refuse_moved(kept.held, system_id, slot_name)
+        _refuse_moved(kept.held, server.system_id, slot_name)
         return TakeSnapshot(drops_slot=slot is not None)
     latest, held = found
     source = latest.name
     mark = kept.resume_point.get(source, 0)
     if not _is_snapshot_kept(latest.consistent_point, mark, held, slot):
         return TakeSnapshot(drops_slot=slot is not None)
-    if latest.timeline not in {None, timeline}:
+    if latest.timeline not in {None, server.timeline}:
         raise gap(
             slot_name,
-            f"the queue holds the log of timeline {latest.timeline}, and the database is on timeline {timeline}: "
+            f"the queue holds the log of timeline {latest.timeline}, and the database is on timeline {server.timeline}: "
             "it was restored, or a stand-by was promoted, and the same positions hold other transactions",
         )
     later = later_source(kept.held, latest)
