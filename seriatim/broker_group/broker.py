@@ -66,7 +66,10 @@ class Unread(NamedTuple):
 
 
 class Broker:
-    """One member. `resync_wanted` is set when something may be missing here; `found_lacking` is told what surely is.
+    """One member. `resync_wanted` is set when something may be missing here.
+
+    `problem`: what surely is, as it is told; empty: the member is in sync. `found`: the last that was, since the present pass of the
+    resync began. `is_registration_old` is set whenever the member may have something else to say of itself.
 
     `opened` is told of each link that is new here. `maybe_drained`: links whose end or cursors have changed since somebody
     looked whether they are read to their end; `drained_wanted` is set when one comes to it. `has_compared`: the disk with the
@@ -87,6 +90,9 @@ class Broker:
         self.room = disk.seen(Room(reserve_bytes), store.free_bytes())
         self.resync_wanted = asyncio.Event()
         self.drained_wanted = asyncio.Event()
+        self.is_registration_old = asyncio.Event()
+        self.problem = "not compared with the chain yet"
+        self.found = ""
         self.maybe_drained: set[LinkKey] = set()
         self.damaged: set[tuple[LinkKey, Index]] = set(store.lost())
         self.unreadable: dict[tuple[LinkKey, Index], Unread] = {}
@@ -94,7 +100,6 @@ class Broker:
         self.disconnections = 0
         self.set_back: dict[QueueId, str] = {}
         self.unknown_chains: dict[QueueId, str] = {}
-        self.found_lacking: Callable[[str], None] = lambda _: None
         self.opened: Callable[[LinkKey], None] = lambda _: None
         self._links: dict[LinkKey, LinkRecord | LinkRunner] = {}
         self._epochs: dict[QueueId, set[Epoch]] = {}
@@ -115,6 +120,11 @@ class Broker:
     @property
     def incarnation(self) -> Incarnation:
         return self.store.incarnation
+
+    def found_lacking(self, problem: str) -> None:
+        """Said at once, not only when the next pass ends: nobody may take this member for one in sync meanwhile."""
+        self.problem = self.found = problem
+        self.is_registration_old.set()
 
     # ---- links
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
 
 from seriatim.broker_group.broker import Broker
 from seriatim.broker_group.core import disk, lease
@@ -60,18 +59,14 @@ GRACE_S = 0.5
 STANDS_ASIDE = "its disk stands still: it is not registered until that goes on"
 """What the node of its lease says to operators meanwhile; its registration said it until then, and has to go."""
 
-Sync = Callable[[], tuple[bool, str]]
-
 
 class Membership:
-    """See the module. `sync_state` tells whether the member is in sync and what it lacks.
+    """See the module.
 
     `direct`: where batches come without gRPC, if anywhere; set before the session is run.
     """
 
-    def __init__(
-        self, broker: Broker, session: ZooKeeperSession, address: str, sync_state: Sync, outside: str = ""
-    ) -> None:
+    def __init__(self, broker: Broker, session: ZooKeeperSession, address: str, outside: str = "") -> None:
         self._broker = broker
         self._session = session
         self._paths = Paths(broker.cluster)
@@ -80,8 +75,6 @@ class Membership:
         self._address = address
         self._outside = outside
         self.direct = ""
-        self._sync_state = sync_state
-        self._is_dirty = asyncio.Event()
         self._registered_in = 0  # the session that the registration was written in last
         self._told_room = True
         self._peer_changed = asyncio.Event()
@@ -92,22 +85,19 @@ class Membership:
         self.is_registered = asyncio.Event()
         session.on_state(self._session_changed)
         broker.opened = self._link_opened
-        broker.peer.changed = self.changed
+        broker.peer.changed = self._peer_reached
 
-    def changed(self) -> None:
-        """What the registration says may have changed."""
-        self._is_dirty.set()
+    def _peer_reached(self) -> None:
+        """Or it isn't any more."""
+        self._broker.is_registration_old.set()
         self._broker.resync_wanted.set()
-
-    def registration_changed(self) -> None:
-        self._is_dirty.set()
 
     def _session_changed(self, state: SessionState) -> None:
         if state is SessionState.LOST:
             self._broker.lease = lease.session_began(0)
             self.is_registered.clear()
         if state is SessionState.CONNECTED:
-            self._is_dirty.set()  # what happened to the registration meanwhile wasn't seen
+            self._broker.is_registration_old.set()  # what happened to the registration meanwhile wasn't seen
             self._broker.resync_wanted.set()
         else:
             # ZooKeeper may be set back meanwhile, also within a session. Whatever stands there then, its next leader is told anew.
@@ -191,7 +181,7 @@ class Membership:
             interval_s = lease.renewal_interval_s(self._session.session_timeout_s)
             until_s = boottime_s() + interval_s
             while (left_s := until_s - boottime_s()) > 0:
-                if not await is_set_within(self._is_dirty, left_s):
+                if not await is_set_within(self._broker.is_registration_old, left_s):
                     break
                 await self._register(session_id)
             self._look_at_disk()
@@ -223,7 +213,7 @@ class Membership:
         broker = self._broker
         broker.room = room = disk.seen(broker.room, broker.store.free_bytes())
         if room.has_room != self._told_room:
-            self._is_dirty.set()
+            self._broker.is_registration_old.set()
             _log.warning("room on disk changed", has_room=room.has_room, free_bytes=room.free_bytes)
         broker.store.make_room(is_short=not room.has_room, is_enough_to_copy=disk.has_room_to_copy(room))
 
@@ -278,7 +268,7 @@ class Membership:
         a write names no version, and a node that is made anew begins with the same ones.
         """
         while True:
-            self._is_dirty.clear()
+            self._broker.is_registration_old.clear()
             said = self._registration().encode()
             with contextlib.suppress(NoNode):
                 found, _ = await self._session.get(self._place, self._said_otherwise)
@@ -290,13 +280,13 @@ class Membership:
     def _said_otherwise(self) -> None:
         """A watch. It is called without a connection, too: then there is nothing to be seen until that is back."""
         if self._session.state is SessionState.CONNECTED:
-            self._is_dirty.set()
+            self._broker.is_registration_old.set()
 
     def _registration(self) -> Registration:
         broker = self._broker
-        is_in_sync, problem = self._sync_state()
+        problem, is_in_sync = broker.problem, not broker.problem
         if broker.store.failure is not None:  # also where nobody met it yet: another member is to be found now
-            is_in_sync, problem = False, broker.store.failure.message
+            problem, is_in_sync = broker.store.failure.message, False
         if not broker.room.has_room:
             reserve_mb = broker.room.reserve_bytes // 1024**2
             problem = problem or f"no room on the disk for more records: --reserve-mb keeps {reserve_mb:,} MB free"

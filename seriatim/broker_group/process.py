@@ -120,10 +120,7 @@ async def _serve(
     port = rpc.listen(server, settings.listen)
     address = settings.advertise or f"{host}:{port}"
     resyncer = Resyncer(broker, keeper, session, paths)
-    membership = Membership(
-        broker, session, address, lambda: (resyncer.is_in_sync, resyncer.problem), settings.advertise_outside
-    )
-    resyncer.changed = membership.registration_changed
+    membership = Membership(broker, session, address, settings.advertise_outside)
     service = BrokerService(broker, keeper, membership)
     add_broker(service, server)
     calls = CallServer(service).serve

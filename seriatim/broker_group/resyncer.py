@@ -7,7 +7,7 @@ the member is in sync. Nothing of it is remembered between passes, so it may be 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import replace
 from itertools import starmap
 
@@ -53,50 +53,39 @@ AT_ONCE = 16
 
 
 class Resyncer:
-    """See the module. `changed` is called when `is_in_sync` or `problem` may have changed."""
+    """See the module."""
 
     def __init__(self, broker: Broker, keeper: CursorKeeper, session: ZooKeeperSession, paths: Paths) -> None:
         self._broker = broker
         self._keeper = keeper
         self._session = session
         self._paths = paths
-        self.changed: Callable[[], None] = lambda: None
-        self.is_in_sync = False
-        self.problem = "not compared with the chain yet"
-        self._found = ""  # since the pass began
         self._waiting: list[str] = []  # what the last pass couldn't do
         self._not_understood: dict[QueueId, str] = {}  # chains, as a newer version's, and why
-        broker.found_lacking = self._found_lacking
-
-    def _found_lacking(self, problem: str) -> None:
-        """Said at once, not only when the next pass ends: nobody may take this member for one in sync meanwhile."""
-        self.is_in_sync, self.problem = False, problem
-        self._found = problem
-        self.changed()
 
     async def run(self) -> None:
         """Passes, one after the other, as long as the process lives."""
-        wanted = self._broker.resync_wanted
+        broker, wanted = self._broker, self._broker.resync_wanted
         while True:
             await asyncio.sleep(SETTLE_S)
             wanted.clear()
-            self._found = ""
+            broker.found = ""
             began_s = boottime_s()
             try:
-                problem = await self._pass() or self._found
+                problem = await self._pass() or broker.found
             except SeriatimError as error:
                 problem = str(error)
-            if problem != self.problem or (not problem) != self.is_in_sync:
+            if problem != broker.problem:
                 _log.info("in sync" if not problem else "not in sync", problem=problem or None)
-                self.is_in_sync, self.problem = not problem, problem
-                self.changed()
+                broker.problem = problem
+                broker.is_registration_old.set()
             await asyncio.sleep(min(boottime_s() - began_s, REST_S))
             await is_set_within(wanted, self._pause_s())
 
     def _pause_s(self) -> float:
         """How long nothing is done unasked. A peer that isn't there can't be brought up, and when it comes that asks for a pass."""
         can_bring_up = self._keeper.has_noted and self._broker.peer.connected is not None
-        if self.problem or can_bring_up:
+        if self._broker.problem or can_bring_up:
             return BUSY_S
         # Where an operator recovers such a queue it stands still until this member has looked again.
         return REST_S if self._broker.unknown_chains else IDLE_S
@@ -173,7 +162,7 @@ class Resyncer:
             for queue_id in broker.unknown_chains.keys() - unknown.keys():
                 self._keeper.report_anew(queue_id)
             broker.has_compared, broker.unknown_chains = True, unknown
-            self.changed()
+            broker.is_registration_old.set()
             if unknown:
                 broker.resync_wanted.set()  # another pass asks to be told when one of them is made again
 
@@ -235,7 +224,7 @@ class Resyncer:
             runner = self._broker.find(record.key)
             return None if runner is None else runner.holding()
         except DiskFailed as error:
-            self._found = f"queue {record.queue_id} epoch {record.epoch}: {error}"
+            self._broker.found = f"queue {record.queue_id} epoch {record.epoch}: {error}"
             return resync.Holding(record, Index(0), is_readable=False)
 
     async def _do(self, action: resync.Action, version: ChainVersion) -> None:

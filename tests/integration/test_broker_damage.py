@@ -250,10 +250,9 @@ def test_a_table_that_can_t_be_read_is_said_as_long_as_the_link_in_it_is_kept(tm
     async def read(store: Store) -> None:
         broker = broker_of(store)
         resyncer, _ = resyncer_of(broker)
-        resyncer.problem, resyncer.is_in_sync = "", True
+        broker.problem = ""
         await Scrubber(broker, 1)._pass()
-        assert "Corruption" in resyncer.problem
-        assert not resyncer.is_in_sync
+        assert "Corruption" in broker.problem
         assert "Corruption" in await resyncer._pass()
         assert broker.is_damaged(RECORD.key)  # what its seal then says
         await broker.drop(RECORD.key)
@@ -385,7 +384,7 @@ def test_a_disk_that_failed_is_told_also_where_nobody_waited_for_it(
             while broker.store.failure is None:  # noqa: ASYNC110 - nothing tells of it
                 await asyncio.sleep(0.01)
         session = ZooKeeperWithALink()
-        membership = Membership(broker, cast("ZooKeeperSession", session), "", lambda: (True, ""))
+        membership = Membership(broker, cast("ZooKeeperSession", session), "")
         broker.room = disk.seen(broker.room, broker.store.free_bytes())
         await membership._register(session.session_id)
         told = Registration.decode(session.created[-1])
@@ -429,7 +428,7 @@ def test_a_chain_that_is_looked_at_again_and_again_is_watched_once(with_links: C
 
     async def scenario(broker: Broker, runner: LinkRunner) -> None:
         session = ZooKeeperWithALink()
-        membership = Membership(broker, cast("ZooKeeperSession", session), "", lambda: (True, ""))
+        membership = Membership(broker, cast("ZooKeeperSession", session), "")
         runner.changed_record(replace(RECORD, end=None))
         for _ in range(2):
             await membership._look_at(RECORD.queue_id)
@@ -448,19 +447,20 @@ def test_a_disk_that_was_filled_between_two_looks_at_it_is_told(
 
     async def scenario(broker: Broker, _: LinkRunner) -> None:
         session = ZooKeeperWithALink()
-        membership = Membership(broker, cast("ZooKeeperSession", session), "", lambda: (True, ""))
+        membership = Membership(broker, cast("ZooKeeperSession", session), "")
+        broker.problem = ""
         broker.room = disk.seen(Room(1000), 2000)
         await membership._register(session.session_id)
         broker.room = disk.taken(broker.room, 600)
         monkeypatch.setattr(broker.store, "free_bytes", lambda: 900)
         membership._look_at_disk()
-        assert membership._is_dirty.is_set()
+        assert broker.is_registration_old.is_set()
         await membership._register(session.session_id)
         told = [Registration.decode(one) for one in session.created]
         assert [one.is_accepting for one in told] == [True, False]
         assert told[1].problem.startswith("no room on the disk for more records: --reserve-mb keeps")
         membership._look_at_disk()
-        assert not membership._is_dirty.is_set()
+        assert not broker.is_registration_old.is_set()
 
     with_links(scenario)
 
@@ -481,7 +481,7 @@ def test_a_member_whose_disk_stands_still_is_not_registered_as_long_as_it_does(
 
         monkeypatch.setattr(broker, "seal_open_links", seal_open_links)
         session = ZooKeeperWithARegistration(told)
-        membership = Membership(broker, cast("ZooKeeperSession", session), "", lambda: (True, ""))
+        membership = Membership(broker, cast("ZooKeeperSession", session), "")
         running = asyncio.create_task(membership.run_session())
         await asyncio.wait_for(membership.is_registered.wait(), 45)
         monkeypatch.setattr(Store, "stands_still", True)
@@ -647,7 +647,7 @@ def test_a_place_that_another_broker_has_is_told_rarely_and_by_whom(
             raise asyncio.CancelledError
 
     async def scenario(broker: Broker, _: LinkRunner) -> None:
-        membership = Membership(broker, cast("ZooKeeperSession", Taken()), "", lambda: (True, ""))
+        membership = Membership(broker, cast("ZooKeeperSession", Taken()), "")
         membership._serve_session = served  # type: ignore[method-assign]
         monkeypatch.setattr(asyncio, "sleep", slept)
         with pytest.raises(asyncio.CancelledError):
@@ -709,7 +709,7 @@ def test_a_path_of_zookeeper_that_isn_t_there_is_told_once(
             raise asyncio.CancelledError
 
     async def scenario(broker: Broker, _: LinkRunner) -> None:
-        membership = Membership(broker, cast("ZooKeeperSession", Elsewhere()), "", lambda: (True, ""))
+        membership = Membership(broker, cast("ZooKeeperSession", Elsewhere()), "")
         with monkeypatch.context() as patch:
             patch.setattr(asyncio, "sleep", slept)
             with pytest.raises(asyncio.CancelledError):
@@ -746,7 +746,7 @@ def test_registrations_that_are_not_understood_end_no_broker(
 
     async def scenario(broker: Broker, _: LinkRunner) -> None:
         session = Junk()
-        membership = Membership(broker, cast("ZooKeeperSession", session), "", lambda: (True, ""))
+        membership = Membership(broker, cast("ZooKeeperSession", session), "")
         assert await Coordinators(cast("ZooKeeperSession", session), Paths("c"))._addresses() == ["c2:1"]
         watching = asyncio.ensure_future(membership.watch_peer())
         async with asyncio.timeout(30):
@@ -783,7 +783,7 @@ def test_a_copy_of_a_disk_takes_no_place_from_the_other(with_links: Callable[[Sc
 
     async def scenario(broker: Broker, _: LinkRunner) -> None:
         session = Registered(Registration(broker.incarnation, address, None, True, True))
-        membership = Membership(broker, cast("ZooKeeperSession", session), "here:1", lambda: (True, ""))
+        membership = Membership(broker, cast("ZooKeeperSession", session), "here:1")
         if address == "here:1":
             await membership._register(session.session_id)
         else:
@@ -1112,7 +1112,7 @@ def test_a_link_that_can_t_be_read_keeps_no_other_from_being_made_whole(
         record = fresh.record((RECORD.queue_id, Epoch(4)))
         assert record is not None
         assert record.end == 50
-        assert "epoch 2: the disk can't be read" in resyncer._found
+        assert "epoch 2: the disk can't be read" in fresh.found
         assert done == ["peer"]
         document = chain_json.decode((await ZooKeeperWithEnds(2, 4, link_hash=b"").get())[0])
         gone = replace(document, dropped=replace(document.dropped, epoch=Epoch(3)))
@@ -1224,7 +1224,7 @@ def test_what_a_member_did_for_a_link_is_forgotten_with_it(
     async def scenario(broker: Broker, runner: LinkRunner) -> None:
         _, keeper = resyncer_of(broker)
         session = cast("ZooKeeperSession", ZooKeeperWithALink())
-        membership = Membership(broker, session, "", lambda: (True, ""))
+        membership = Membership(broker, session, "")
 
         async def done(_: object, of: Iterable[Whose], *__: object) -> frozenset[Whose]:
             return frozenset(of)
@@ -1400,7 +1400,7 @@ def test_a_version_that_was_damaged_on_its_way_is_not_kept(with_links: Callable[
         runner.changed_record(replace(RECORD, end=None))
         zookeeper = Damaged()
         resyncer, _ = resyncer_of(broker, zookeeper)
-        membership = Membership(broker, cast("ZooKeeperSession", zookeeper), "", lambda: (True, ""))
+        membership = Membership(broker, cast("ZooKeeperSession", zookeeper), "")
         zookeeper.flipped = 1 << 30
         await membership._look_at(RECORD.queue_id)
         assert broker.kept_chains[RECORD.queue_id].version == 7
@@ -1418,9 +1418,8 @@ def test_that_a_link_is_not_whole_is_said_once_and_not_each_time_that_a_coordina
     """A blank disk lacks many, each asked for each second: its registration changed with each question, and whoever watches was told."""
 
     async def scenario(broker: Broker, _: LinkRunner) -> None:
-        resyncer, _ = resyncer_of(broker)
         said: list[str] = []
-        resyncer.changed = lambda: said.append(resyncer.problem)
+        broker.is_registration_old.set = lambda: said.append(broker.problem)
         for _ in range(2):
             for epoch in (4, 5):
                 ended = LinkRecord(RECORD.queue_id, Epoch(epoch), end=Index(50), end_hash=bytes(32))
@@ -1437,9 +1436,8 @@ def test_that_a_batch_is_damaged_is_said_once_and_not_each_time_that_somebody_wa
     """The other member is away, so readers try again and again: the registration changed to and fro."""
 
     async def scenario(broker: Broker, _: LinkRunner) -> None:
-        resyncer, _ = resyncer_of(broker)
         said: list[str] = []
-        resyncer.changed = lambda: said.append(resyncer.problem)
+        broker.is_registration_old.set = lambda: said.append(broker.problem)
         for index in (10, 20, 10, 20):
             broker.note_damage(RECORD.key, Index(index))
         assert said == [f"queue 1 epoch 2: the batch at index {index} is damaged" for index in (10, 20)]
@@ -1625,7 +1623,7 @@ def test_what_is_found_lacking_while_a_pass_runs_is_not_unsaid_by_it(with_links:
             broker.note_damage(RECORD.key, Index(0))
 
         resyncer._bring_up_peer = brought_up  # type: ignore[method-assign]
-        resyncer.changed = lambda: said.append(resyncer.is_in_sync)
+        broker.is_registration_old.set = lambda: said.append(not broker.problem)
         running = asyncio.create_task(resyncer.run())
         async with asyncio.timeout(60):
             while passes < 2:  # noqa: ASYNC110 - nothing tells of it
@@ -1644,7 +1642,7 @@ def test_a_seal_that_no_node_of_zookeeper_takes_is_not_sent_there(
 
     async def scenario(broker: Broker, runner: LinkRunner) -> None:
         session = ZooKeeperWithALink()
-        membership = Membership(broker, cast("ZooKeeperSession", session), "", lambda: (True, ""))
+        membership = Membership(broker, cast("ZooKeeperSession", session), "")
         asked = []
 
         async def sealed(_: Broker, request: pb.SealRequest) -> pb.SealReply:
@@ -1671,7 +1669,7 @@ def test_a_seal_makes_nothing_anew_of_a_queue_that_was_cleared_away(
         broker.cluster = paths.cluster
         await session.start()
         try:
-            membership = Membership(broker, session, "", lambda: (True, ""))
+            membership = Membership(broker, session, "")
             data, _ = await ZooKeeperWithALink().get()
             path, seals = paths.chain(RECORD.queue_id), paths.seals(RECORD.queue_id)
             await session.ensure(seals)
@@ -1734,7 +1732,7 @@ def test_the_chains_are_not_read_over_and_over_for_a_peer_that_is_away(with_link
 
     async def scenario(broker: Broker, _: LinkRunner) -> None:
         resyncer, keeper = resyncer_of(broker)
-        resyncer.problem = ""
+        broker.problem = ""
         keeper.found_stale(RECORD.key)
         assert resyncer._pause_s() == IDLE_S
         broker.peer.connected = Incarnation("b", 1)
@@ -1911,7 +1909,7 @@ def test_a_queue_that_is_recovered_isn_t_kept_waiting_by_who_knew_more(with_link
 
     async def scenario(broker: Broker, _: LinkRunner) -> None:
         resyncer, _ = resyncer_of(broker)
-        resyncer.problem = ""
+        broker.problem = ""
         broker.unknown_chains = {QueueId(1): "orders"}
         assert resyncer._pause_s() == REST_S
         broker.unknown_chains = {}

@@ -236,7 +236,7 @@ def test_a_loss_that_is_told_while_the_next_session_begins_begins_it_anew(
 
     async def scenario() -> None:
         async with member(tmp_path) as (_, broker):
-            membership = Membership(broker, cast("Any", LateToTell()), "h:1", lambda: (True, ""))
+            membership = Membership(broker, cast("Any", LateToTell()), "h:1")
 
             async def told_meanwhile() -> None:
                 broker.lease = lease.session_began(0)

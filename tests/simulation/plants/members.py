@@ -34,7 +34,7 @@ async def _makes_in_any_session(self: Membership, path: str, data: bytes, _: int
 
 
 async def _believes_what_it_wrote(self: Membership, session_id: int) -> None:
-    self._is_dirty.clear()
+    self._broker.is_registration_old.clear()
     await self._own(self._place, self._registration().encode(), session_id)
 
 
