@@ -17,8 +17,8 @@ What it promises (docs/protocol.md 4):
   (`wait_until_elected().resume_point`).
 
 Parts: `core` decides (batching, identities, failover: pure); `buffer` stands between the application's threads and the
-producer's; `handle` is what a record's sender keeps; `loop` runs the core's effects; `transport` speaks to coordinators
-and masters; `client` is the public class; `sources` feed a queue from elsewhere.
+producer's; `handle` is what a record's sender keeps; `loop` runs the core's effects; `route` speaks to masters;
+`client` is the public class; `sources` feed a queue from elsewhere.
 """
 
 from __future__ import annotations

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from seriatim.producer.transport import AppendStream
+from seriatim.producer.route import Route
 from seriatim.protocol import batch_streams
-from seriatim.protocol.seriatim_pb2 import AppendOpen
+from seriatim.protocol.seriatim_pb2 import AppendRequest, LinkMember
+from seriatim.protocol.streams import Outgoing
 
 
 class Call:
@@ -39,8 +40,8 @@ def test_a_stream_that_is_cancelled_again_while_it_ends_leaves_no_connection_beh
         return call
 
     async def scenario() -> None:
-        stream = AppendStream("", lambda: None, AppendOpen(), lambda _: None, lambda _: None)
-        running = asyncio.create_task(stream.run())
+        route = Route(asyncio.create_task, lambda _: None)
+        running = asyncio.create_task(route._converse(1, LinkMember(), Outgoing(), AppendRequest()))
         await asyncio.sleep(0.01)
         running.cancel()
         for _ in range(steps):
