@@ -169,10 +169,7 @@ class LinkRunner:
         return None if position is None else position.hash
 
     def position_at(self, index: Index) -> Position | None:
-        for position in (self.state.committed, *self.state.flight):
-            if position.index == index:
-                return position
-        return self._store.position_at(self.key, index)
+        return replica.position_at(self.state, index) or self._store.position_at(self.key, index)
 
     def is_here(self, encoded: EncodedBatch, index: Index) -> bool:
         """Whether a batch, wherever its bytes are from, is the one that was stored at `index`, by the link's hashes. Raises DiskFailed."""

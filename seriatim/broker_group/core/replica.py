@@ -260,7 +260,8 @@ def _marks_of(spans: tuple[SourceSpan, ...], start: Mapping[str, int], place: Ma
     return {span.source: marks[span.source] for marks in (start, place) for span in spans if span.source in marks}
 
 
-def _position_at(state: Replica, index: Index) -> Position | None:
+def position_at(state: Replica, index: Index) -> Position | None:
+    """Where a batch ends at `index`, of the last one committed and those behind it."""
     if index == state.tail.index:
         return state.tail
     if index == state.committed.index:
@@ -269,7 +270,7 @@ def _position_at(state: Replica, index: Index) -> Position | None:
 
 
 def _hash_at(state: Replica, index: Index) -> bytes | None:
-    position = _position_at(state, index)
+    position = position_at(state, index)
     return None if position is None else position.hash
 
 
@@ -289,7 +290,7 @@ def _flushed(state: Replica, index: Index) -> Step:
 
 
 def _durable_here(state: Replica) -> Confirm:
-    position = _position_at(state, state.durable)
+    position = position_at(state, state.durable)
     if position is None:
         raise InvariantBroken(f"flushed {state.durable}, which is not the end of a batch")
     return Confirm(position.index, position.hash)
@@ -298,7 +299,7 @@ def _durable_here(state: Replica) -> Confirm:
 def _confirmed(state: Replica, event: PeerConfirmed) -> Step:
     if not state.is_peer_ready or event.index <= state.confirmed:
         return state, ()
-    position = _position_at(state, event.index)
+    position = position_at(state, event.index)
     if position is None or position.hash != event.hash:
         error = PeerLost(
             f"the slave confirmed {event.index} with a hash that isn't the master's, or beyond what it was sent",

@@ -59,12 +59,12 @@ def _flushed_what_is_left(right: Any, state: Any, index: Any) -> Any:
 def _same_index_will_do(right: Any, state: Any, event: replica_events.BatchArrived) -> Any:
     if event.header.end_index > state.tail.index:
         return right(state, event)
-    position = replica._position_at(state, state.durable)
+    position = replica.position_at(state, state.durable)
     return state, () if position is None else (replica_events.Confirm(position.index, position.hash),)
 
 
 def _believes_the_index(right: Any, state: Any, event: Any) -> Any:
-    position = replica._position_at(state, event.index)
+    position = replica.position_at(state, event.index)
     return right(state, event if position is None else replace(event, hash=position.hash))
 
 
