@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 from seriatim.coordinator import messages
@@ -97,16 +98,14 @@ class _Made(Generic[View]):
         self._most = most
         self._made: dict[object, tuple[tuple[object, ...], View]] = {}
 
-    def of(self, what: object, shows: tuple[object, ...]) -> View | None:
-        """The view of `what`; None where what it shows is something else by now."""
+    def of(self, what: object, shows: tuple[object, ...], make: Callable[[], View]) -> View:
+        """The view of `what`, made anew where what it shows is something else by now."""
         made = self._made.get(what)
-        return made[1] if made is not None and made[0] == shows else None
-
-    def keep(self, what: object, shows: tuple[object, ...], view: View) -> View:
-        if len(self._made) >= self._most:
-            del self._made[next(iter(self._made))]
-        self._made[what] = shows, view
-        return view
+        if made is None or made[0] != shows:
+            if len(self._made) >= self._most:
+                del self._made[next(iter(self._made))]
+            made = self._made[what] = shows, make()
+        return made[1]
 
 
 _links: _Made[pb.LinkView] = _Made(KNOWN_LINKS)
@@ -119,13 +118,12 @@ def shown_link(link: Link, point: ChainPoint, registry: Registry) -> pb.LinkView
     if link.certificate is None or len(point.marks) > FEW_SOURCES:
         return link_view(link, point, registry)
     shows = link, point.marks, point.is_known, registry.member(link.master.name), registry.member(link.slave.name)
-    return _links.of(id(link), shows) or _links.keep(id(link), shows, link_view(link, point, registry))
+    return _links.of(id(link), shows, lambda: link_view(link, point, registry))
 
 
 def shown_group(name: str, registry: Registry) -> pb.GroupView:
     """As `group_view`, made once for each state; for reading only."""
-    shows = (registry.group(name),)
-    return _groups.of(name, shows) or _groups.keep(name, shows, group_view(name, registry))
+    return _groups.of(name, (registry.group(name),), lambda: group_view(name, registry))
 
 
 def subscription_view(subscription: Subscription) -> pb.SubscriptionView:
