@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import repeat
 from typing import Literal, Self
 
 from seriatim.producer.buffer import Buffer
@@ -194,17 +195,11 @@ class Producer:
         """
         if keys is None and seqs is None and source is None:
             return self._buffer.send_many(values)
-        if len(values) != len(keys if keys is not None else values) or len(values) != len(
-            seqs if seqs is not None else values
-        ):
+        if any(each is not None and len(each) != len(values) for each in (keys, seqs)):
             raise InvalidArgument("keys and seqs need one entry for each value")
-        handles = [
-            self._buffer.send(
-                value, None if keys is None else keys[at], None, None if seqs is None else seqs[at], source, None
-            )
-            for at, value in enumerate(values)
-        ]
-        return Handles.of(handles)
+        each_key, each_seq = keys or repeat(None), seqs or repeat(None)
+        records = zip(values, each_key, each_seq, strict=False)  # of what isn't given there is no end
+        return Handles.of([self._buffer.send(value, key, None, seq, source, None) for value, key, seq in records])
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until every record sent before is at its end.
