@@ -7,7 +7,6 @@ import contextlib
 import itertools
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -35,7 +34,6 @@ from seriatim.protocol.errors import (
     ChainSetBack,
     DiskFailed,
     InvalidArgument,
-    OlderVersion,
     PeerLost,
     UnknownLink,
     WrongCluster,
@@ -134,6 +132,11 @@ class Broker:
     def links_of(self, queue_id: QueueId) -> list[LinkRecord]:
         """The links of one queue, in the order of the chain."""
         return [_written(self._links[queue_id, epoch]) for epoch in sorted(self._epochs.get(queue_id, ()))]
+
+    def unsealed(self) -> list[LinkRecord]:
+        """The links that were opened here, in whatever start of the process, and whose seal isn't on the disk."""
+        found = (_written(link) for link in self._links.values() if not _has_seal_on_disk(link))
+        return [record for record in found if record.opened_start != 0]
 
     def _add(self, key: LinkKey, link: LinkRecord | LinkRunner) -> None:
         self._links[key] = link
@@ -521,76 +524,6 @@ class Broker:
         if not runner.state.is_peer_ready:
             raise PeerLost("the other member of this link can't be reached", epoch=runner.record.epoch)
         runner.rest_soon()
-
-    # ---- sealing
-
-    async def seal_open_links(self) -> None:
-        """Seal all links that are not sealed: after a restart and after the session's end (protocol.md 5.5).
-
-        Side by side: a flush serves all that wait for it. One whose seal is on its way to the disk is waited for, whoever asked.
-        """
-        is_open = [_written(link) for link in self._links.values() if not _has_seal_on_disk(link)]
-        await asyncio.gather(*(self._seal_open(record) for record in is_open if record.opened_start != 0))
-
-    async def _seal_open(self, record: LinkRecord) -> None:
-        try:
-            runner = self.find(record.key)
-        except DiskFailed as error:
-            # What isn't loaded takes no records, and was opened for an earlier start: the others can be sealed, and served.
-            self.found_lacking(f"queue {record.queue_id} epoch {record.epoch}: {error}")
-            return
-        if runner is None:
-            return  # let go meanwhile
-        if record.opened_start != self.incarnation.start and not record.durability.survives_restart:
-            # What it took lived in memory of the process or of the system: something acknowledged may be lost.
-            runner.changed_record(replace(record, is_whole=False))
-        async with self.lock(record.key):
-            refused = await runner.sealed(runner.record.chain_version)
-        self.found_lacking(f"queue {record.queue_id} epoch {record.epoch}: its end isn't recorded yet")
-        self.resync_wanted.set()
-        if refused is None:
-            _log.info("link sealed by the member itself", **record.named)
-
-    @uninterrupted
-    async def record_end(self, ended: LinkRecord) -> tuple[LinkRunner, bool]:
-        """Keep where the chain says that the link ends, and cut what lies beyond. Whether this member has exactly that.
-
-        `ended`: key, end, its hash and whether it was abandoned, of a link that this member may never have heard of;
-        the chain version that says so. Raises ChainSetBack where another one was recorded before, and OlderVersion for what was
-        said before an operator gave it up.
-        """
-        end, end_hash, is_abandoned = ended.end, ended.end_hash, ended.is_abandoned
-        if end is None:
-            raise InvalidArgument("a link ends somewhere")
-        async with self.lock(ended.key):
-            known = self.record(ended.key)
-            is_news = known is None or (known.end, known.end_hash, known.is_abandoned) != (end, end_hash, is_abandoned)
-            if is_news:
-                self.check_not_set_back(ended.queue_id)
-            if known is not None and (what := setback.changed_end(known, ended)):
-                raise self.found_set_back(ended.queue_id, what)
-            if is_news and known is not None and known.is_abandoned and ended.chain_version < known.chain_version:
-                raise OlderVersion("the chain has changed", chain_version=known.chain_version, epoch=known.epoch)
-            runner = self.find(ended.key) or self.made(replace(ended, is_sealed=True, end=None, end_hash=b""))
-            if not runner.record.is_sealed:
-                refused = await runner.sealed(ended.chain_version)
-                if refused is not None:
-                    raise refused
-            record = runner.record
-            if (record.end, record.end_hash, record.is_abandoned) != (end, end_hash, is_abandoned):
-                version = max(record.chain_version, ended.chain_version)
-                record = replace(record, end=end, end_hash=end_hash, is_abandoned=is_abandoned, chain_version=version)
-                await self.keep(runner, record)
-            if not is_abandoned and runner.state.durable > end and runner.hash_at(end) == end_hash:
-                await self.cut(runner, record, end)
-                _log.info("link cut", **record.named, end=end)
-            has_it = runner.holding().has_it
-        if not has_it or record.lacks_cursors:
-            if is_news:  # else it was said: a coordinator asks each second, of each link, and all that watch are told what changes
-                self.found_lacking(f"queue {record.queue_id} epoch {record.epoch} isn't whole here")
-            self.resync_wanted.set()
-        self.look_for_drained(ended.key)
-        return runner, has_it
 
 
 def durability_from(name: str) -> Durability:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+from seriatim.broker_group import sealing
 from seriatim.broker_group.broker import Broker
 from seriatim.broker_group.core import disk, lease
 from seriatim.broker_group.core.link_record import LinkKey, LinkRecord
 from seriatim.broker_group.core.setback import SeenChain
 from seriatim.broker_group.peer import Registered
-from seriatim.broker_group.sealing import seal
 from seriatim.protocol import chain_json, log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, ChainMember, Link, LinkState
@@ -156,7 +156,7 @@ class Membership:
             return
         if broker.lease.session_id != session_id:
             broker.lease = lease.session_began(session_id)
-            await broker.seal_open_links()
+            await sealing.seal_open_links(broker)
         self._check_lease(session_id)
         group = broker.name.group
         try:
@@ -375,7 +375,8 @@ class Membership:
     ) -> None:
         certificate = link.certificate
         if certificate is not None:
-            await self._broker.record_end(
+            await sealing.record_end(
+                self._broker,
                 LinkRecord(
                     *record.key,
                     durability=link.durability,
@@ -383,7 +384,7 @@ class Membership:
                     end=certificate.end,
                     end_hash=certificate.link_hash,
                     is_abandoned=certificate.is_abandoned,
-                )
+                ),
             )
         elif link.state in (LinkState.CLOSING, LinkState.LOST) and record.key not in self._seals_written:
             asyncio.get_running_loop().call_later(GRACE_S, self._watch, document.queue_id)
@@ -401,7 +402,7 @@ class Membership:
             durability=link.durability.value,
             cause_id=log.new_cause_id("self-seal"),
         )
-        data = with_checksum((await seal(self._broker, request)).SerializeToString())
+        data = with_checksum((await sealing.seal(self._broker, request)).SerializeToString())
         keys = {"queue": document.name, "epoch": link.epoch, "cause_id": request.cause_id}
         if len(data) > chain_json.MAX_BYTES:  # of hundreds of sources, whose marks are told behind each batch in flight
             _log.warning("seal is too long to be written beside the chain", size_bytes=len(data), **keys)

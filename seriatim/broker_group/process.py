@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from seriatim.broker_group import sealing
 from seriatim.broker_group.broker import Broker
 from seriatim.broker_group.coordinators import Coordinators
 from seriatim.broker_group.cursor_keeper import CursorKeeper
@@ -134,7 +135,7 @@ async def _serve(
     add_health(server, pb.DESCRIPTOR.services_by_name["Broker"].full_name, is_ready)
     try:
         # What the last start left open is sealed before anybody can ask for it (protocol.md 5.5).
-        await broker.seal_open_links()
+        await sealing.seal_open_links(broker)
         await server.start()
         if settings.direct_port >= 0:
             direct_port = await direct.listen(host, settings.direct_port)

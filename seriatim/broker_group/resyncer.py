@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import replace
 from itertools import starmap
 
+from seriatim.broker_group import sealing
 from seriatim.broker_group.broker import Broker, set_back_problem
 from seriatim.broker_group.core import disk, resync, setback
 from seriatim.broker_group.core.link_record import LinkKey, LinkRecord
@@ -235,14 +236,15 @@ class Resyncer:
                 await self._broker.drop(key)
                 self._keeper.forget(key)
             case resync.Adopt():
-                await self._broker.record_end(
+                await sealing.record_end(
+                    self._broker,
                     LinkRecord(
                         *key,
                         chain_version=version,
                         end=action.end,
                         end_hash=action.end_hash,
                         is_abandoned=action.is_abandoned,
-                    )
+                    ),
                 )
             case resync.Copy():
                 await self._copy(self._broker.link(key), action.from_index, action.end)

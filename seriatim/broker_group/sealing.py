@@ -1,19 +1,24 @@
-"""What a member answers to a Seal, whoever asks for it: a coordinator, or the member itself where none comes (protocol.md 5.2, 5.4)."""
+"""How a link ends on this member: it seals, at a coordinator's word or by itself, and keeps where the chain says that the link ends (protocol.md 5)."""
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+
 from seriatim.broker_group.broker import Broker, durability_from
+from seriatim.broker_group.core import setback
 from seriatim.broker_group.core.link_record import LinkRecord
 from seriatim.broker_group.core.replica import sealed_positions
+from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.replication import position_message
 from seriatim.broker_group.uninterrupted import uninterrupted
 from seriatim.protocol import log
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.errors import DiskFailed
+from seriatim.protocol.errors import DiskFailed, InvalidArgument, OlderVersion
 from seriatim.protocol.incarnations import as_message, from_message
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, QueueId
 
-_log = log.logger("broker.sealing")
+_log = log.logger("broker")
 
 
 @uninterrupted
@@ -75,3 +80,75 @@ def _unlike(broker: Broker, record: LinkRecord, mine: Incarnation) -> str:
 def _unknown(broker: Broker, reason: str) -> pb.SealReply:
     incarnation, has_failed = as_message(broker.incarnation), broker.store.failure is not None
     return pb.SealReply(answer=pb.SealReply.UNKNOWN, incarnation=incarnation, reason=reason, has_failed=has_failed)
+
+
+async def seal_open_links(broker: Broker) -> None:
+    """Seal all links that are not sealed: after a restart and after the session's end (protocol.md 5.5).
+
+    Side by side: a flush serves all that wait for it. One whose seal is on its way to the disk is waited for, whoever asked.
+    """
+    await asyncio.gather(*(_seal_open(broker, record) for record in broker.unsealed()))
+
+
+async def _seal_open(broker: Broker, record: LinkRecord) -> None:
+    try:
+        runner = broker.find(record.key)
+    except DiskFailed as error:
+        # What isn't loaded takes no records, and was opened for an earlier start: the others can be sealed, and served.
+        broker.found_lacking(f"queue {record.queue_id} epoch {record.epoch}: {error}")
+        return
+    if runner is None:
+        return  # let go meanwhile
+    if record.opened_start != broker.incarnation.start and not record.durability.survives_restart:
+        # What it took lived in memory of the process or of the system: something acknowledged may be lost.
+        runner.changed_record(replace(record, is_whole=False))
+    async with broker.lock(record.key):
+        refused = await runner.sealed(runner.record.chain_version)
+    broker.found_lacking(f"queue {record.queue_id} epoch {record.epoch}: its end isn't recorded yet")
+    broker.resync_wanted.set()
+    if refused is None:
+        _log.info("link sealed by the member itself", **record.named)
+
+
+@uninterrupted
+async def record_end(broker: Broker, ended: LinkRecord) -> tuple[LinkRunner, bool]:
+    """Keep where the chain says that the link ends, and cut what lies beyond. Whether this member has exactly that.
+
+    `ended`: key, end, its hash and whether it was abandoned, of a link that this member may never have heard of;
+    the chain version that says so. Raises ChainSetBack where another one was recorded before, and OlderVersion for what was
+    said before an operator gave it up.
+    """
+    end, end_hash, is_abandoned = ended.end, ended.end_hash, ended.is_abandoned
+    if end is None:
+        raise InvalidArgument("a link ends somewhere")
+    async with broker.lock(ended.key):
+        known = broker.record(ended.key)
+        is_news = known is None or (known.end, known.end_hash, known.is_abandoned) != (end, end_hash, is_abandoned)
+        if is_news:
+            broker.check_not_set_back(ended.queue_id)
+        if known is not None and (what := setback.changed_end(known, ended)):
+            raise broker.found_set_back(ended.queue_id, what)
+        if is_news and known is not None and known.is_abandoned and ended.chain_version < known.chain_version:
+            raise OlderVersion("the chain has changed", chain_version=known.chain_version, epoch=known.epoch)
+        runner = broker.find(ended.key) or broker.made(replace(ended, is_sealed=True, end=None, end_hash=b""))
+        if not runner.record.is_sealed:
+            refused = await runner.sealed(ended.chain_version)
+            if refused is not None:
+                raise refused
+        record = runner.record
+        if (record.end, record.end_hash, record.is_abandoned) != (end, end_hash, is_abandoned):
+            version = max(record.chain_version, ended.chain_version)
+            record = replace(record, end=end, end_hash=end_hash, is_abandoned=is_abandoned, chain_version=version)
+            await broker.keep(runner, record)
+        if not is_abandoned and runner.state.durable > end and runner.hash_at(end) == end_hash:
+            await broker.cut(runner, record, end)
+            _log.info("link cut", **record.named, end=end)
+        has_it = runner.holding().has_it
+    if not has_it or record.lacks_cursors:
+        if (
+            is_news
+        ):  # else it was said: a coordinator asks each second, of each link, and all that watch hear what changes
+            broker.found_lacking(f"queue {record.queue_id} epoch {record.epoch} isn't whole here")
+        broker.resync_wanted.set()
+    broker.look_for_drained(ended.key)
+    return runner, has_it

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 from typing import Any
 
+from seriatim.broker_group import sealing
 from seriatim.broker_group.append import AppendStream, take
 from seriatim.broker_group.broker import EVERY_EPOCH, Broker, durability_from
 from seriatim.broker_group.core.link_record import LinkKey, LinkRecord, Role, sealed_error
@@ -17,7 +18,6 @@ from seriatim.broker_group.fetch import FetchStream
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.membership import Membership
 from seriatim.broker_group.replication import COPY_BYTES, MasterStream, first_confirmation, position_message
-from seriatim.broker_group.sealing import seal
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch_streams import BatchMessage, opening, together
 from seriatim.protocol.errors import (
@@ -108,13 +108,14 @@ class BrokerService(BrokerServicer):
     @answers_errors
     async def Seal(self, request: pb.SealRequest, context: Any) -> pb.SealReply:
         self._broker.check_cluster(request.link.cluster)
-        return await seal(self._broker, request)
+        return await sealing.seal(self._broker, request)
 
     @answers_errors
     async def RecordEnd(self, request: pb.RecordEndRequest, context: Any) -> pb.RecordEndReply:
         broker = self._broker
         key = broker.check_name(request.link)
-        runner, has_it = await broker.record_end(
+        runner, has_it = await sealing.record_end(
+            broker,
             LinkRecord(
                 *key,
                 durability=durability_from(request.durability or "sync"),
@@ -122,7 +123,7 @@ class BrokerService(BrokerServicer):
                 end=Index(request.end),
                 end_hash=request.link_hash,
                 is_abandoned=request.is_abandoned,
-            )
+            ),
         )
         reason = "" if has_it else "this member doesn't hold what the certificate names (yet)"
         return pb.RecordEndReply(has_it=has_it, next_index=runner.state.durable, reason=reason)

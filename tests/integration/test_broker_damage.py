@@ -19,7 +19,6 @@ import grpc.aio
 import pytest
 
 from seriatim.broker_group import cursor_keeper, layout, scrubber, sealing
-from seriatim.broker_group import membership as broker_membership
 from seriatim.broker_group.broker import Broker
 from seriatim.broker_group.coordinators import Coordinators
 from seriatim.broker_group.core import cursors, disk, resync
@@ -33,7 +32,6 @@ from seriatim.broker_group.membership import STANDS_ASIDE, Membership
 from seriatim.broker_group.peer import Peer, Registered
 from seriatim.broker_group.resyncer import AT_ONCE, BUSY_S, IDLE_S, REST_S, Resyncer
 from seriatim.broker_group.scrubber import Scrubber
-from seriatim.broker_group.sealing import seal
 from seriatim.broker_group.service import BrokerService
 from seriatim.broker_group.store import Store, open_store
 from seriatim.protocol import chain_json, errors
@@ -473,13 +471,13 @@ def test_a_member_whose_disk_stands_still_is_not_registered_as_long_as_it_does(
     async def scenario(broker: Broker, _: LinkRunner) -> None:
         done = []
 
-        async def seal_open_links() -> None:
+        async def seal_open_links(_: Broker) -> None:
             done.append("sealed")
 
         def told(what: str) -> None:
             done.append(f"{what}, lease {broker.lease.usable_until_s > 0}")
 
-        monkeypatch.setattr(broker, "seal_open_links", seal_open_links)
+        monkeypatch.setattr(sealing, "seal_open_links", seal_open_links)
         session = ZooKeeperWithARegistration(told)
         membership = Membership(broker, cast("ZooKeeperSession", session), "")
         running = asyncio.create_task(membership.run_session())
@@ -834,11 +832,11 @@ def test_a_disk_that_came_later_tells_what_it_has_once_the_end_is_recorded(
         link = pb.LinkName(cluster="c", queue_id=RECORD.queue_id, epoch=RECORD.epoch)
         request = pb.SealRequest(link=link, master=pb.LinkMember(group="g1", member="a", incarnation=mine))
         await broker.cut(runner, runner.record, Index(20))
-        reply = await seal(broker, request)
+        reply = await sealing.seal(broker, request)
         assert (reply.answer, reply.positions[-1].index) == (pb.SealReply.PARTIAL, 20)
         assert reply.reason.startswith("this ")
         runner.changed_record(replace(RECORD, end=None))
-        reply = await seal(broker, request)
+        reply = await sealing.seal(broker, request)
         assert (reply.answer, list(reply.positions)) == (pb.SealReply.UNKNOWN, [])
 
     with_links(scenario)
@@ -911,7 +909,7 @@ def test_damage_that_a_master_meets_while_it_makes_the_copies_equal_is_noted(
             group="g1", member="a", incarnation=pb.Incarnation(disk_id=broker.incarnation.disk_id, start=1)
         )
         request = pb.SealRequest(link=pb.LinkName(cluster="c", queue_id=1, epoch=5), master=ends)
-        assert (await seal(broker, request)).answer == pb.SealReply.PARTIAL
+        assert (await sealing.seal(broker, request)).answer == pb.SealReply.PARTIAL
 
     with_links(scenario)
 
@@ -929,15 +927,15 @@ def test_what_was_said_of_an_end_before_an_operator_gave_it_up_comes_too_late(
         assert at_20 is not None
         runner.changed_record(replace(RECORD, end=None))
         before = replace(RECORD, end_hash=at_50.hash, chain_version=ChainVersion(9))
-        await broker.record_end(before)
+        await sealing.record_end(broker, before)
         known = runner.record
         given_up = replace(before, end=Index(30), end_hash=at_30.hash, is_abandoned=True)
         for version in (10, 12):  # told again by a later chain, it is the same
-            assert (await broker.record_end(replace(given_up, chain_version=ChainVersion(version))))[1]
+            assert (await sealing.record_end(broker, replace(given_up, chain_version=ChainVersion(version))))[1]
         adopt = resync.Adopt(*RECORD.key, Index(50), at_50.hash, is_abandoned=False)
         for late in (
-            broker.record_end(before),
-            broker.record_end(known),
+            sealing.record_end(broker, before),
+            sealing.record_end(broker, known),
             resyncer._do(adopt, ChainVersion(9)),
         ):
             with pytest.raises(OlderVersion):
@@ -1054,13 +1052,13 @@ def test_a_broker_starts_with_an_open_link_that_can_t_be_read(
         damage_index(broker, monkeypatch)
         fresh, said = broker_of(broker.store), list[str]()
         fresh.found_lacking = said.append
-        await fresh.seal_open_links()
+        await sealing.seal_open_links(fresh)
         assert fresh.is_sealed(OTHER.key)
         assert not fresh.is_sealed(RECORD.key)
         assert "epoch 2: the disk can't be read" in said[0]
         mine = pb.LinkMember(group="g1", member="a")
         asked = pb.SealRequest(link=pb.LinkName(cluster="c", queue_id=1, epoch=2), master=mine, durability="sync")
-        answer = await seal(fresh, asked)
+        answer = await sealing.seal(fresh, asked)
         assert answer.answer == pb.SealReply.UNKNOWN
 
     with_links(scenario)
@@ -1076,7 +1074,7 @@ def test_a_seal_of_a_link_that_was_never_opened_here_says_so(with_links: Callabl
         said = []
         for epoch in (9, 9, OTHER.epoch):  # the second time there is the record of the first
             link = pb.LinkName(cluster="c", queue_id=OTHER.queue_id, epoch=epoch)
-            answer = await seal(broker, pb.SealRequest(link=link, master=mine, durability="sync"))
+            answer = await sealing.seal(broker, pb.SealRequest(link=link, master=mine, durability="sync"))
             assert answer.answer == pb.SealReply.UNKNOWN
             said.append(answer.reason)
         never, again, before = said
@@ -1239,7 +1237,7 @@ def test_what_a_member_did_for_a_link_is_forgotten_with_it(
             )
 
         keeper._report = done  # type: ignore[method-assign]
-        monkeypatch.setattr(broker_membership, "seal", sealed)
+        monkeypatch.setattr(sealing, "seal", sealed)
         runner.changed_record(replace(RECORD, end=None, lacks=()))
         for _ in range(2):  # the second time it is late
             await membership._look_at(RECORD.queue_id)
@@ -1423,7 +1421,7 @@ def test_that_a_link_is_not_whole_is_said_once_and_not_each_time_that_a_coordina
         for _ in range(2):
             for epoch in (4, 5):
                 ended = LinkRecord(RECORD.queue_id, Epoch(epoch), end=Index(50), end_hash=bytes(32))
-                assert (await broker.record_end(ended))[1] is False
+                assert (await sealing.record_end(broker, ended))[1] is False
         assert said == ["queue 1 epoch 4 isn't whole here", "queue 1 epoch 5 isn't whole here"]
         assert broker.resync_wanted.is_set()
 
@@ -1471,7 +1469,7 @@ def test_what_is_tried_again_each_second_is_told_once_a_minute(
         for logger in (cursor_keeper._log, sealing._log):  # another test may have had the same told a moment ago
             monkeypatch.setattr(logger, "_told_at_s", {})
         for _ in range(3):
-            assert (await seal(broker, request)).answer == pb.SealReply.PARTIAL
+            assert (await sealing.seal(broker, request)).answer == pb.SealReply.PARTIAL
             broker.look_for_drained(RECORD.key)
             assert not await keeper._report_once()
         for told in ("seal answered", "drained report failed"):
@@ -1649,7 +1647,7 @@ def test_a_seal_that_no_node_of_zookeeper_takes_is_not_sent_there(
             asked.append(request)
             return pb.SealReply(reason="x" * chain_json.MAX_BYTES)
 
-        monkeypatch.setattr(broker_membership, "seal", sealed)
+        monkeypatch.setattr(sealing, "seal", sealed)
         runner.changed_record(replace(RECORD, end=None))
         for _ in range(3):  # the first time it isn't late
             await membership._look_at(RECORD.queue_id)
@@ -1680,7 +1678,7 @@ def test_a_seal_makes_nothing_anew_of_a_queue_that_was_cleared_away(
                     await session.delete(gone)
                 return pb.SealReply()
 
-            monkeypatch.setattr(broker_membership, "seal", sealed)
+            monkeypatch.setattr(sealing, "seal", sealed)
             runner.changed_record(replace(RECORD, end=None))
             await membership._look_at(RECORD.queue_id)  # the first time it isn't late
             with pytest.raises(NoNode):

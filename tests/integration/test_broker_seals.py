@@ -15,13 +15,13 @@ from typing import Any, cast
 import pytest
 
 from seriatim.broker_group import broker as broker_module
+from seriatim.broker_group import sealing
 from seriatim.broker_group.broker import EVERY_EPOCH, Broker
 from seriatim.broker_group.core import lease
 from seriatim.broker_group.core.link_record import LinkRecord
 from seriatim.broker_group.core.replica import SealPhase
 from seriatim.broker_group.membership import Membership
 from seriatim.broker_group.peer import Peer
-from seriatim.broker_group.sealing import seal
 from seriatim.broker_group.store import Store, open_store
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.errors import DiskFailed, UnknownLink, Unreachable
@@ -57,11 +57,11 @@ def test_a_seal_that_somebody_asked_for_is_waited_for_until_it_is_on_disk(
             await asyncio.sleep(0)
             assert runner.record.is_sealed
             assert len(on_their_way) == 1
-            sealing = asyncio.create_task(broker.seal_open_links())
-            await asyncio.wait((sealing,), timeout=0.2)
-            assert not sealing.done()
+            under_way = asyncio.create_task(sealing.seal_open_links(broker))
+            await asyncio.wait((under_way,), timeout=0.2)
+            assert not under_way.done()
             put_link(*on_their_way[0])
-            await asyncio.wait_for(sealing, 30)
+            await asyncio.wait_for(under_way, 30)
             assert runner.state.phase is SealPhase.SEALED
             assert await asked is None
             assert len(on_their_way) == 1
@@ -75,7 +75,7 @@ def test_a_seal_that_the_disk_refused_is_not_said_to_be_there(
     async def scenario() -> None:
         async with member(tmp_path) as (store, broker):
             monkeypatch.setattr(store, "put_link", lambda _, done: done(0, DiskFailed("the disk failed")))
-            await broker.seal_open_links()
+            await sealing.seal_open_links(broker)
 
     caplog.set_level(logging.INFO)
     asyncio.run(scenario())
@@ -172,7 +172,7 @@ def test_a_seal_for_whoever_had_this_address_before_leaves_nothing_here(tmp_path
             ]
             name = pb.LinkName(cluster="c", queue_id=1, epoch=7)
             request = pb.SealRequest(link=name, chain_version=5, master=sides[0], slave=sides[1], durability="sync")
-            reply = await seal(broker, request)
+            reply = await sealing.seal(broker, request)
             assert reply.answer == pb.SealReply.UNKNOWN
             assert [record.key for record in store.links()] == [OPENED.key]
 
@@ -199,7 +199,7 @@ def test_a_seal_is_answered_with_that_the_disk_failed_and_one_that_can_t_be_read
 
             async def sealed(epoch: int) -> pb.SealReply:
                 name = pb.LinkName(cluster="c", queue_id=1, epoch=epoch)
-                return await seal(
+                return await sealing.seal(
                     broker, pb.SealRequest(link=name, chain_version=5, master=mine, slave=other, durability="sync")
                 )
 
@@ -238,10 +238,10 @@ def test_a_loss_that_is_told_while_the_next_session_begins_begins_it_anew(
         async with member(tmp_path) as (_, broker):
             membership = Membership(broker, cast("Any", LateToTell()), "h:1")
 
-            async def told_meanwhile() -> None:
+            async def told_meanwhile(broker: Broker) -> None:
                 broker.lease = lease.session_began(0)
 
-            monkeypatch.setattr(broker, "seal_open_links", told_meanwhile)
+            monkeypatch.setattr(sealing, "seal_open_links", told_meanwhile)
             with pytest.raises(Unreachable, match="lost meanwhile"):
                 await membership._serve_session()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from seriatim.broker_group import broker
+from seriatim.broker_group import broker, sealing
 from seriatim.broker_group.broker import Broker
 from seriatim.broker_group.core import replica, replica_events
 from seriatim.broker_group.core.lease import Lease
@@ -97,9 +97,9 @@ async def _renewed_by_a_ping(right: Any, self: Membership, session_id: int, *, i
         self._session.set = asked
 
 
-async def _sealed_after_a_restart_only(right: Any, self: Broker) -> None:
-    if any(record.opened_start != self.incarnation.start for record in self.links() if not record.is_sealed):
-        await right(self)
+async def _sealed_after_a_restart_only(right: Any, member: Broker) -> None:
+    if any(record.opened_start != member.incarnation.start for record in member.links() if not record.is_sealed):
+        await right(member)
 
 
 async def _made_anew(self: Election) -> None:
@@ -198,7 +198,7 @@ PLANTS = (
         "session's end ignored",
         "a member goes on with its links in a new session",
         together(
-            changed(Broker, "seal_open_links", _sealed_after_a_restart_only),
+            changed(sealing, "seal_open_links", _sealed_after_a_restart_only),
             instead(
                 World, "_check_registration", lambda *_: None
             ),  # that sees it at once; what follows has to be seen, too
