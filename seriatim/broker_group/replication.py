@@ -1,4 +1,4 @@
-"""The stream of a link's batches from master to slave: both ends.
+"""The stream of a link's batches from master to slave: the master's end (the slave's is in `replicate`).
 
 The master opens it when a coordinator opens the link, or a sender comes to one at rest, makes the two copies equal, and from then
 passes on each batch before it stores it itself. Many are in flight; the slave confirms what is durable, in order, and hears
@@ -15,8 +15,7 @@ from typing import Any
 import grpc.aio
 
 from seriatim.broker_group.core import replica_events
-from seriatim.broker_group.core.link_record import LinkKey, sealed_error
-from seriatim.broker_group.core.replica import SealPhase
+from seriatim.broker_group.core.link_record import LinkKey
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.peer import of_peer
 from seriatim.protocol import batch_streams, log, rpc
@@ -193,56 +192,6 @@ class SlaveStream:
         await each(call, confirmed)
         if not self._is_let_go:
             raise PeerLost("the slave ended the stream")
-
-
-class MasterStream:
-    """The slave's end: a Replicate call. `confirm` keeps only the newest, which says all before it."""
-
-    def __init__(self, context: Any) -> None:
-        self._context = context
-        self._newest: tuple[Index, bytes] | None = None
-        self._is_confirming = False
-        self._wake = asyncio.Event()
-        self.error: SeriatimError | None = None
-
-    def acknowledge(self, index: Index) -> None:
-        """A slave has no sender."""
-
-    def confirm(self, index: Index, digest: bytes) -> None:
-        is_due = self._is_confirming and self._newest is None and self.error is None
-        if is_due and send_now(self._context, pb.ReplicateReply(next_index=index, hash=digest)):
-            return
-        self._newest = (index, digest)
-        self._wake.set()
-
-    def end(self, error: SeriatimError) -> None:
-        self.error = self.error or error
-        self._wake.set()
-
-    async def write_confirmations(self) -> None:
-        """Until the stream is ended; raises the error with which it was. The first one is written before."""
-        self._is_confirming = True
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            if self.error is not None:
-                raise self.error
-            if self._newest is not None:
-                index, digest = self._newest
-                self._newest = None
-                await self._context.write(pb.ReplicateReply(next_index=index, hash=digest))
-
-
-async def first_confirmation(runner: LinkRunner, context: Any) -> None:
-    """Tell the master what is durable here, when nothing is being written.
-
-    Raises Sealed where a seal came first: what it found being written may never become durable, so it isn't confirmed.
-    """
-    await runner.until(lambda: runner.is_quiet or runner.state.phase is not SealPhase.OPEN)
-    if runner.state.phase is not SealPhase.OPEN:
-        raise sealed_error(runner.record)
-    tail = runner.state.tail
-    await context.write(pb.ReplicateReply(next_index=tail.index, hash=tail.hash))
 
 
 async def copied(stub: Any, link: pb.LinkName, start: Index, end: Index) -> AsyncIterator[EncodedBatch]:

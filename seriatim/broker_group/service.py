@@ -9,17 +9,16 @@ import contextlib
 from typing import Any
 
 from seriatim.broker_group import sealing
-from seriatim.broker_group.append import AppendStream, take
+from seriatim.broker_group.append import AppendStream
 from seriatim.broker_group.broker import EVERY_EPOCH, Broker, durability_from
-from seriatim.broker_group.core.link_record import LinkKey, LinkRecord, Role, sealed_error
-from seriatim.broker_group.core.replica import SealPhase
+from seriatim.broker_group.core.link_record import LinkKey, LinkRecord
 from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.fetch import FetchStream
-from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.membership import Membership
-from seriatim.broker_group.replication import COPY_BYTES, MasterStream, first_confirmation, position_message
+from seriatim.broker_group.replicate import MasterStream
+from seriatim.broker_group.replication import COPY_BYTES, position_message
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.batch_streams import BatchMessage, opening, together
+from seriatim.protocol.batch_streams import BatchMessage, together
 from seriatim.protocol.errors import (
     DiskFailed,
     MemberBehind,
@@ -30,10 +29,8 @@ from seriatim.protocol.incarnations import as_message, from_message
 from seriatim.protocol.names import ChainVersion, Epoch, Generation, Index, QueueId, SubscriptionId, Token
 from seriatim.protocol.rpc import answers_errors
 from seriatim.protocol.seriatim_pb2_grpc import BrokerServicer
-from seriatim.protocol.streams import each, read
+from seriatim.protocol.streams import read
 
-OPENING_S = 1.0
-"""How long a master is kept waiting for the OpenLink that makes this member its slave."""
 LINKS_AT_ONCE = 16
 """So many links are described before others have their turn."""
 
@@ -67,43 +64,7 @@ class BrokerService(BrokerServicer):
 
     async def replicate(self, context: Any) -> None:
         """Serve a Replicate, by gRPC or direct."""
-        opened = await opening(context, "a Replicate")
-        runner = await self._broker.until_opened(self._broker.check_name(opened.link), OPENING_S)
-        record, master = runner.record, from_message(opened.from_master)
-        if runner.state.phase is not SealPhase.OPEN:
-            raise sealed_error(record)
-        if record.role is not Role.SLAVE or record.opened_start == 0:
-            raise UnknownLink("this member isn't the slave of this link", epoch=record.epoch)
-        if master != record.peer:
-            raise WrongIncarnation(f"{master} isn't the master of this link", epoch=record.epoch)
-        stream = MasterStream(context)
-        runner.attach(stream)
-        tasks: list[asyncio.Future[None]] = []
-        try:
-            await first_confirmation(runner, context)
-            tasks.append(asyncio.ensure_future(stream.write_confirmations()))
-            tasks.append(asyncio.ensure_future(self._replicated(runner, stream, context)))
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            runner.detach(stream)
-
-    async def _replicated(self, runner: LinkRunner, stream: MasterStream, context: Any) -> None:
-        def feed(message: Any) -> bool:
-            if stream.error is not None:
-                return False
-            if isinstance(message, BatchMessage):
-                error = take(self._broker, runner, message, None)
-                if error is not None:
-                    raise error
-            if message.committed_index > runner.state.committed.index:
-                runner.learn_committed(Index(message.committed_index))
-            return True
-
-        await each(context, feed)
+        await MasterStream(self._broker, context).run()
 
     @answers_errors
     async def Seal(self, request: pb.SealRequest, context: Any) -> pb.SealReply:

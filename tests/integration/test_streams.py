@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from seriatim.broker_group.replication import MasterStream
+from seriatim.broker_group.replicate import MasterStream
 from seriatim.consumer.core.view import Side
 from seriatim.consumer.transport import FetchStream, Members
 from seriatim.protocol import batch, batch_streams, descriptors, direct, frames, rpc
@@ -432,7 +432,7 @@ def test_what_is_sent_at_once_and_what_waits_keep_their_order() -> None:
 
 def test_a_slave_s_first_word_is_what_it_has_also_where_more_becomes_durable_just_then() -> None:
     async def confirm(call: Any) -> None:
-        stream = MasterStream(call)
+        stream = MasterStream(cast("Any", None), call)
         stream.confirm(Index(7), b"later")
         await asyncio.sleep(0.05)
         await call.write(pb.ReplicateReply(next_index=5, hash=b"first"))

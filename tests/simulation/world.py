@@ -23,7 +23,7 @@ import seriatim.coordinator.process
 import seriatim.coordinator.service
 import seriatim.producer.buffer
 import seriatim.producer.loop
-from seriatim.broker_group import append, replication
+from seriatim.broker_group import append, replicate, replication
 from seriatim.broker_group.core import cursors, invariants, link_record, replica
 from seriatim.broker_group.core.link_record import LinkKey
 from seriatim.broker_group.process import BrokerSettings
@@ -545,7 +545,7 @@ def installed(world: World) -> Iterator[None]:
         (rpc, "server", lambda *_, **__: SimulatedServer(network)),
         (rpc, "connect", lambda _: None),
         (rpc, "listen", network.listen),
-        *((module, "send_now", send_now) for module in (append, replication, streams)),
+        *((module, "send_now", send_now) for module in (append, replicate, replication, streams)),
         (batch_streams, "_direct", network.connected),
         (seriatim.broker_group.process, "ZooKeeperSession", session),
         (seriatim.coordinator.process, "ZooKeeperSession", session),

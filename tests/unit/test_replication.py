@@ -9,7 +9,7 @@ import pytest
 
 from seriatim.broker_group.core.link_record import LinkRecord
 from seriatim.broker_group.core.replica import SealPhase
-from seriatim.broker_group.replication import first_confirmation
+from seriatim.broker_group.replicate import first_confirmation
 from seriatim.protocol.errors import Sealed
 from seriatim.protocol.names import Epoch, QueueId
 

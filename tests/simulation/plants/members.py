@@ -14,7 +14,8 @@ from seriatim.broker_group.core.disk import Room
 from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.membership import Membership
-from seriatim.broker_group.replication import MasterStream, SlaveStream
+from seriatim.broker_group.replicate import MasterStream
+from seriatim.broker_group.replication import SlaveStream
 from seriatim.coordinator.core.registry import Registry
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import Link
