@@ -22,7 +22,6 @@ from seriatim.protocol.batch_streams import BatchMessage, together
 from seriatim.protocol.errors import (
     DiskFailed,
     MemberBehind,
-    UnknownLink,
     WrongIncarnation,
 )
 from seriatim.protocol.incarnations import as_message, from_message
@@ -154,10 +153,8 @@ class BrokerService(BrokerServicer):
     async def CommitCursor(self, request: pb.CommitCursorRequest, context: Any) -> pb.CommitCursorReply:
         broker = self._broker
         key = broker.check_name(request.link)
-        runner = broker.find(key)
+        runner = broker.find(key) if request.is_relayed else broker.link(key)
         if runner is None:
-            if not request.is_relayed:
-                raise UnknownLink("this member doesn't have this link", epoch=key[1])
             runner = await broker.known(LinkRecord(*key))
         await self._keeper.commit(runner, request)
         return pb.CommitCursorReply()
