@@ -304,8 +304,8 @@ class Operations:
 
     # ---- groups
 
-    async def list_groups(self) -> pb.ListGroupsReply:
-        """All groups, with the queues that send to them and those with unread links on them."""
+    async def list_groups(self, _request: pb.ListGroupsRequest) -> pb.ListGroupsReply:
+        """All groups, by name, with the queues that send to them and those with unread links on them."""
         registry = await self._store.look_up_registry()
         reply = pb.ListGroupsReply()
         for name in sorted(registry.groups):
@@ -321,26 +321,34 @@ class Operations:
             view.problem = why
         return reply
 
-    async def drain_group(self, request: pb.GroupRequest, *, is_draining: bool) -> pb.GroupView:
-        """Mark the group, close what is open on it at once, and have no switch lead there any more. Raises UnknownGroup.
+    async def drain_group(self, request: pb.GroupRequest) -> pb.GroupView:
+        """Take a healthy group out of service: mark it, close what is open on it at once, and have no switch lead there any more. Raises UnknownGroup.
 
         What can't be closed now, or soon, or has no other group to go on with, is left to the elected coordinator: the group is
         drained all the same. Also where a chain can't be read, which raises NoChainDocument: nobody knows whether it sends there.
         """
-        checked_name(request.group, "group")
-        await self._store.set_draining(request.group, is_draining=is_draining)
-        registry = await self._store.look_up_registry()
-        if request.group not in registry.groups:
-            raise unknown_group(request.group)
-        _log.info("group marked", group=request.group, is_draining=is_draining, cause_id=request.cause_id)
-        if not is_draining:
-            return self._group_view(request.group, self._queues())
+        registry = await self._marked(request, is_draining=True)
         queues = [document for document in await self._store.read_chains() if not document.is_deleted]
         await self._close_on(request.group, queues, registry, request.cause_id)
         concerned = [one for one in queues if draining.may_lead_to(one, registry, request.group)]
         written = await side_by_side(concerned, lambda one: self._rid_of(one, request.group, request.cause_id))
         now = {document.queue_id: document for _, document in written}
         return self._group_view(request.group, [now.get(one.queue_id, one) for one in queues])
+
+    async def resume_group(self, request: pb.GroupRequest) -> pb.GroupView:
+        """Put a drained group back into service. Raises UnknownGroup."""
+        await self._marked(request, is_draining=False)
+        return self._group_view(request.group, self._queues())
+
+    async def _marked(self, request: pb.GroupRequest, *, is_draining: bool) -> Registry:
+        """The registry, behind the group's mark. Raises UnknownGroup."""
+        checked_name(request.group, "group")
+        await self._store.set_draining(request.group, is_draining=is_draining)
+        registry = await self._store.look_up_registry()
+        if request.group not in registry.groups:
+            raise unknown_group(request.group)
+        _log.info("group marked", group=request.group, is_draining=is_draining, cause_id=request.cause_id)
+        return registry
 
     async def _rid_of(self, document: ChainDocument, group: str, cause_id: str) -> ChainDocument:
         """A queue's chain once no switch can lead to the drained group any more; where one did before, the chain tells.

@@ -306,21 +306,9 @@ class CoordinatorService(CoordinatorServicer):
         """Make a chain again that ZooKeeper lost (protocol.md 7)."""
         return await self._recovery.recover_queue(request)
 
-    @rpc.answers_errors
-    async def ListGroups(self, request: pb.ListGroupsRequest, context: _Context) -> pb.ListGroupsReply:
-        """All groups, by name."""
-        return await self._operations.list_groups()
-
-    @rpc.answers_errors
-    async def DrainGroup(self, request: pb.GroupRequest, context: _Context) -> pb.GroupView:
-        """Take a healthy group out of service."""
-        return await self._operations.drain_group(request, is_draining=True)
-
-    @rpc.answers_errors
-    async def ResumeGroup(self, request: pb.GroupRequest, context: _Context) -> pb.GroupView:
-        """Put a drained group back into service."""
-        return await self._operations.drain_group(request, is_draining=False)
-
+    ListGroups = _by_operator(Operations.list_groups)
+    DrainGroup = _by_operator(Operations.drain_group)
+    ResumeGroup = _by_operator(Operations.resume_group)
     RemoveGroup = _by_operator(Operations.remove_group)
     CreateSubscription = _by_operator(Operations.create_subscription)
     SeekSubscription = _by_operator(Operations.seek_subscription)

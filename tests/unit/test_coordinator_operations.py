@@ -224,7 +224,7 @@ def test_other_calls_have_their_turn_while_thousands_of_queues_are_listed_also_t
         others = asyncio.create_task(take_turns())
         queues = await store.listing().list_queues(pb.ListQueuesRequest())
         so_far = turns
-        groups = await store.listing().list_groups()
+        groups = await store.listing().list_groups(pb.ListGroupsRequest())
         others.cancel()
         return queues, so_far, groups, turns - so_far
 
@@ -343,7 +343,7 @@ def test_a_deleted_queue_asks_nothing_of_a_group_that_is_drained() -> None:
     used = replace(world.document, queue_id=QueueId(8), name="used")
     store = QueuesStore(world, chain.deleted(world.document), used)
     operations = Operations(cast("Store", store), *cast("tuple[Any, Any, Any]", (None, None, None)))
-    view = asyncio.run(operations.drain_group(pb.GroupRequest(group="g1"), is_draining=True))
+    view = asyncio.run(operations.drain_group(pb.GroupRequest(group="g1")))
     assert store.closed == [8]
     assert (list(view.sending_queues), list(view.backlog_queues)) == (["used"], ["used"])
 
@@ -356,7 +356,7 @@ def test_a_group_is_drained_also_where_a_link_on_it_can_t_be_closed_now() -> Non
     store = QueuesStore(world, world.document, replace(world.document, queue_id=QueueId(8), name="another"))
     store.problem = Waiting("link 1 can't be closed now")
     operations = Operations(cast("Store", store), *cast("tuple[Any, Any, Any]", (None, None, None)))
-    view = asyncio.run(operations.drain_group(pb.GroupRequest(group="g1"), is_draining=True))
+    view = asyncio.run(operations.drain_group(pb.GroupRequest(group="g1")))
     assert store.closed == [world.document.queue_id]
     assert "another" in view.sending_queues
 
@@ -368,7 +368,7 @@ def test_a_group_is_drained_of_a_queue_only_once_another_one_can_take_it_over() 
     store = QueuesStore(world, world.document)
     store.registry = Registry({"g1": world.registry().groups["g1"]})
     operations = Operations(cast("Store", store), *cast("tuple[Any, Any, Any]", (None, None, None)))
-    view = asyncio.run(operations.drain_group(pb.GroupRequest(group="g1"), is_draining=True))
+    view = asyncio.run(operations.drain_group(pb.GroupRequest(group="g1")))
     assert store.closed == []
     assert list(view.sending_queues) == ["orders"]
 
@@ -380,7 +380,7 @@ def test_who_drains_a_group_is_answered_however_many_queues_it_serves(monkeypatc
     store = QueuesStore(world, world.document, replace(world.document, queue_id=QueueId(8), name="another"))
     operations = Operations(cast("Store", store), *cast("tuple[Any, Any, Any]", (None, None, None)))
     monkeypatch.setattr(administration, "DRAINING_S", -1.0)
-    view = asyncio.run(operations.drain_group(pb.GroupRequest(group="g1"), is_draining=True))
+    view = asyncio.run(operations.drain_group(pb.GroupRequest(group="g1")))
     assert store.closed == []
     assert list(view.sending_queues) == ["orders", "another"]
 
@@ -401,7 +401,7 @@ class MarkedWorld(World):
 
     def drained(self, group: str) -> pb.GroupView:
         operations = Operations(self.store(), *cast("tuple[Any, Any, Any]", (None, None, None)))
-        return asyncio.run(operations.drain_group(pb.GroupRequest(group=group), is_draining=True))
+        return asyncio.run(operations.drain_group(pb.GroupRequest(group=group)))
 
 
 class MarkedStore:
@@ -515,7 +515,7 @@ def test_a_group_is_drained_also_of_a_queue_that_this_coordinator_has_not_heard_
     store = MarkedStore(world)
     store.chains = {}
     operations = Operations(cast("Store", store), *cast("tuple[Any, Any, Any]", (None, None, None)))
-    view = asyncio.run(operations.drain_group(pb.GroupRequest(group="g1"), is_draining=True))
+    view = asyncio.run(operations.drain_group(pb.GroupRequest(group="g1")))
     assert list(view.sending_queues) == ["orders"]
 
 
@@ -592,7 +592,7 @@ def test_a_group_whose_link_is_still_being_closed_is_not_free_yet() -> None:
     operations = Operations(
         cast("Store", QueuesStore(world, being_closed)), *cast("tuple[Any, Any, Any]", (None, None, None))
     )
-    shown = asyncio.run(operations.list_groups()).groups
+    shown = asyncio.run(operations.list_groups(pb.ListGroupsRequest())).groups
     assert {one.group: list(one.sending_queues) for one in shown if one.sending_queues} == {
         last.group: [being_closed.name]
     }
@@ -604,7 +604,7 @@ def test_a_group_shows_which_queues_have_a_lost_link_on_it() -> None:
     send_call(world).finish()
     lost = chain.lost(chain.closing(world.document, Epoch(1)), Epoch(1))
     operations = Operations(cast("Store", QueuesStore(world, lost)), *cast("tuple[Any, Any, Any]", (None, None, None)))
-    found = asyncio.run(operations.list_groups()).groups
+    found = asyncio.run(operations.list_groups(pb.ListGroupsRequest())).groups
     assert {one.group: list(one.lost_queues) for one in found} == {"g1": ["orders"], "g2": [], "g3": []}
     assert not any(one.sending_queues for one in found)
 
@@ -618,7 +618,7 @@ def test_a_group_shows_which_deleted_queues_wait_for_it() -> None:
     used = replace(world.document, queue_id=QueueId(8), name="used")
     store = QueuesStore(world, chain.deleted(world.document), used, empty)
     operations = Operations(cast("Store", store), *cast("tuple[Any, Any, Any]", (None, None, None)))
-    found = asyncio.run(operations.list_groups()).groups
+    found = asyncio.run(operations.list_groups(pb.ListGroupsRequest())).groups
     assert {one.group: list(one.deleted_queues) for one in found} == {"g1": [], "g2": ["orders"], "g3": []}
 
 
@@ -630,7 +630,7 @@ def test_a_group_shows_why_a_member_that_is_there_is_not_registered() -> None:
     store = QueuesStore(world)
     store.aside[MemberName("g2", "a")] = "its disk stands still"
     operations = Operations(cast("Store", store), *cast("tuple[Any, Any, Any]", (None, None, None)))
-    found = asyncio.run(operations.list_groups()).groups
+    found = asyncio.run(operations.list_groups(pb.ListGroupsRequest())).groups
     shown = {line.split()[0]: line.split(maxsplit=3)[3] for line in group_lines(found)}
     assert shown["g2"].startswith("its disk stands still  ")
     assert "not there" in shown["g3"]
