@@ -19,6 +19,7 @@ from seriatim.protocol.position import START, Position
 _DEFAULT = QueueSettings()
 MIN_ROTATE_MS = 1000
 CAUSE_CHARACTERS = 128
+RETRY_AFTER_MS = 100
 _WHOLENESS = {
     pb.SealReply.WHOLE: Wholeness.WHOLE,
     pb.SealReply.PARTIAL: Wholeness.PARTIAL,
@@ -127,7 +128,7 @@ def settings(value: QueueSettings) -> pb.QueueSettings:
 
 def wait(value: Wait) -> pb.Wait:
     """A wait as a message, with a reason for each thing that is waited for."""
-    return pb.Wait(retry_after_ms=value.retry_after_ms, reasons=reasons(value.reasons))
+    return pb.Wait(retry_after_ms=RETRY_AFTER_MS, reasons=reasons(value.reasons))
 
 
 def reasons(value: Mapping[str, str]) -> list[pb.WaitReason]:

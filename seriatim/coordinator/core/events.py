@@ -259,7 +259,6 @@ class Wait:
     """Nothing to be had now. `reasons`: what is waited for, and why."""
 
     reasons: Mapping[str, str]
-    retry_after_ms: int = 100
     token: Token = Token(0)
 
 
