@@ -114,16 +114,15 @@ async def _seal_open(broker: Broker, record: LinkRecord) -> None:
 async def record_end(broker: Broker, ended: LinkRecord) -> tuple[LinkRunner, bool]:
     """Keep where the chain says that the link ends, and cut what lies beyond. Whether this member has exactly that.
 
-    `ended`: key, end, its hash and whether it was abandoned, of a link that this member may never have heard of;
-    the chain version that says so. Raises ChainSetBack where another one was recorded before, and OlderVersion for what was
-    said before an operator gave it up.
+    `ended`: key and `ending` of a link that this member may never have heard of, and the chain version that says so. Raises
+    ChainSetBack where another one was recorded before, and OlderVersion for what was said before an operator gave it up.
     """
-    end, end_hash, is_abandoned = ended.end, ended.end_hash, ended.is_abandoned
+    end, end_hash, is_abandoned = ended.ending
     if end is None:
         raise InvalidArgument("a link ends somewhere")
     async with broker.lock(ended.key):
         known = broker.record(ended.key)
-        is_news = known is None or (known.end, known.end_hash, known.is_abandoned) != (end, end_hash, is_abandoned)
+        is_news = known is None or known.ending != ended.ending
         if is_news:
             broker.check_not_set_back(ended.queue_id)
         if known is not None and (what := setback.changed_end(known, ended)):
@@ -136,7 +135,7 @@ async def record_end(broker: Broker, ended: LinkRecord) -> tuple[LinkRunner, boo
             if refused is not None:
                 raise refused
         record = runner.record
-        if (record.end, record.end_hash, record.is_abandoned) != (end, end_hash, is_abandoned):
+        if record.ending != ended.ending:
             version = max(record.chain_version, ended.chain_version)
             record = replace(record, end=end, end_hash=end_hash, is_abandoned=is_abandoned, chain_version=version)
             await broker.keep(runner, record)

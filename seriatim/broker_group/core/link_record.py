@@ -62,6 +62,11 @@ class LinkRecord:
         return self.queue_id, self.epoch
 
     @property
+    def ending(self) -> tuple[Index | None, bytes, bool]:
+        """How the chain says that it ends: where, by which hash, and whether what lies beyond was given up."""
+        return self.end, self.end_hash, self.is_abandoned
+
+    @property
     def named(self) -> dict[str, object]:
         """What an error, or a line of the log, says of which link it is."""
         return {"queue": self.queue, "epoch": self.epoch}

@@ -188,7 +188,7 @@ def _for_records(wanted: Adopt, holding: Holding | None) -> list[Action]:
     if holding is None:
         return [wanted]
     record, end = holding.record, wanted.end
-    if (record.end, record.end_hash, record.is_abandoned) != (end, wanted.end_hash, wanted.is_abandoned):
+    if record.ending != (end, wanted.end_hash, wanted.is_abandoned):
         return [wanted]
     if holding.has_it:
         return []
