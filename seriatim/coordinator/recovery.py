@@ -54,7 +54,7 @@ class Recovery:
             raise InvalidArgument(f"{request.confirmed_queue!r} is not the queue's name: nothing was recovered")
         if request.confirmed_what not in ("", what) and not goes_on:
             raise Waiting(f"nothing was recovered, look again: {what}", reasons={f"queue {name}": what})
-        await self._store.skip_queue_ids(last_queue_id)
+        await self._store.new_queue_id(last_queue_id)  # no queue gets one up to that: ZooKeeper lost whose it was (H16)
         version = recovery.version(copies)
         base = now.document if now is not None and goes_on else recovery.recovered(copy)
         wanted = recovery.with_last_seeks(base, copies)

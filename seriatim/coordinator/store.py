@@ -263,10 +263,6 @@ class Store(Remembered):
             except NoNode as error:
                 raise UnknownQueue(f"the queue with id {queue_id} was deleted", queue_id=queue_id) from error
 
-    async def skip_queue_ids(self, last: QueueId) -> None:
-        """No queue gets an id up to this one: it had been given to one that ZooKeeper lost (H16)."""
-        await self.new_queue_id(last)
-
     async def is_gone(self, queue_id: QueueId) -> bool:
         """Whether the queue is marked as deleted, or cleared away already."""
         try:
