@@ -130,35 +130,26 @@ class CursorKeeper:
             return record
 
     @uninterrupted
-    async def tell(
-        self,
-        runner: LinkRunner,
-        subscription_id: SubscriptionId,
-        generation: Generation,
-        token: Token,
-        cursor: Index,
-    ) -> CursorRecord:
+    async def tell(self, runner: LinkRunner, reader: CursorRecord) -> CursorRecord:
         """A coordinator names the reader; the cursor here is the answer. Raises OlderGeneration, Fenced, StaleCursor.
 
-        `cursor`: where it starts, of what both members have; 0 where that isn't known.
+        `reader`: with where it starts, of what both members have; none, or 0, where that isn't known.
         """
-        record = await self._told(runner.key, subscription_id, generation, token, cursor)
+        record = await self._told(runner.key, reader)
         runner.wake_readers()
         return record
 
     @uninterrupted
-    async def tell_unread(
-        self, key: LinkKey, subscription_id: SubscriptionId, generation: Generation, token: Token, why: DiskFailed
-    ) -> NoReturn:
+    async def tell_unread(self, key: LinkKey, reader: CursorRecord, why: DiskFailed) -> NoReturn:
         """As `tell`, of a link that can't be read here: nobody older reads it, should that change (H8). Raises StaleCursor."""
-        await self._told(key, subscription_id, generation, token, Index(0))
+        await self._told(key, replace(reader, index=None))
         raise StaleCursor(f"this member can't read this link: {why.message}", epoch=key[1]) from why
 
-    async def _told(
-        self, key: LinkKey, subscription_id: SubscriptionId, generation: Generation, token: Token, cursor: Index
-    ) -> CursorRecord:
-        def told(before: CursorRecord | None, start: Index = cursor) -> CursorRecord:
-            return cursors.told(before or CursorRecord(subscription_id), generation, token, start)
+    async def _told(self, key: LinkKey, reader: CursorRecord) -> CursorRecord:
+        subscription_id = reader.subscription_id
+
+        def told(before: CursorRecord | None, start: Index = reader.index or Index(0)) -> CursorRecord:
+            return cursors.told(before or CursorRecord(subscription_id), reader.generation, reader.token, start)
 
         store = self._broker.store
         failure = store.failure or (DiskFailed("its disk stands still") if store.stands_still else None)

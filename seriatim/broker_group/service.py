@@ -11,6 +11,7 @@ from typing import Any
 from seriatim.broker_group import sealing
 from seriatim.broker_group.append import AppendStream
 from seriatim.broker_group.broker import EVERY_EPOCH, Broker, durability_from
+from seriatim.broker_group.core.cursors import CursorRecord
 from seriatim.broker_group.core.link_record import LinkKey, LinkRecord
 from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.fetch import FetchStream
@@ -131,20 +132,17 @@ class BrokerService(BrokerServicer):
     async def TellReader(self, request: pb.TellReaderRequest, context: Any) -> pb.TellReaderReply:
         broker = self._broker
         key = broker.check_name(request.link)
-        of, generation, token = (
-            SubscriptionId(request.subscription_id),
-            Generation(request.generation),
-            Token(request.token),
-        )
+        of, generation = SubscriptionId(request.subscription_id), Generation(request.generation)
+        reader = CursorRecord(of, generation, Token(request.token), Index(request.cursor))
         try:
             runner = broker.find(key)
         except DiskFailed as why:  # the other member may serve it
-            await self._keeper.tell_unread(key, of, generation, token, why)
+            await self._keeper.tell_unread(key, reader, why)
         if runner is None:
             # Listed and not opened here yet, or this disk is new: the chain document knows.
             lacks = () if await self._membership.is_first_disk(key) else None
             runner = await broker.known(LinkRecord(*key, lacks=lacks))
-        cursor = await self._keeper.tell(runner, of, generation, token, Index(request.cursor))
+        cursor = await self._keeper.tell(runner, reader)
         is_stale = runner.record.lacks_of(cursor.whose)
         index = None if is_stale else cursor.index
         return pb.TellReaderReply(cursor=index or 0, has_cursor=index is not None, is_stale=is_stale, by=cursor.by)

@@ -1013,9 +1013,9 @@ def test_cursors_that_one_member_can_t_read_keep_no_reader_waiting(
             while_damaged.setattr(broker.store, "cursors", damaged)
             for _ in range(2):
                 with pytest.raises(StaleCursor, match="gives no cursor: the disk can't be read"):
-                    await keeper.tell(runner, *told)
+                    await keeper.tell(runner, CursorRecord(*told))
             with pytest.raises(Fenced):
-                await keeper.tell(runner, *told[:2], Token(6), Index(0))
+                await keeper.tell(runner, CursorRecord(*told[:2], Token(6)))
         with pytest.raises(Fenced):  # should they be readable again, nobody older reads
             cursors.check_reader(keeper.get(runner.key, SubscriptionId(5)), Generation(1), Token(6))
 
@@ -1242,7 +1242,7 @@ def test_what_a_member_did_for_a_link_is_forgotten_with_it(
         for _ in range(2):  # the second time it is late
             await membership._look_at(RECORD.queue_id)
         runner.changed_record(replace(RECORD, lacks=()))
-        await keeper.tell(runner, SubscriptionId(5), Generation(0), Token(1), Index(50))
+        await keeper.tell(runner, CursorRecord(SubscriptionId(5), Generation(0), Token(1), Index(50)))
         broker.look_for_drained(runner.key)
         assert await keeper._report_once()
         assert mentioned() == ["_late", "_records", "_reported", "_seals_written"]
@@ -1768,7 +1768,7 @@ def test_what_a_recovered_chain_lacks_is_said_again(with_links: Callable[[Scenar
         keeper._report, keeper._note = reported, noted  # type: ignore[method-assign]
         resyncer = Resyncer(broker, keeper, cast("ZooKeeperSession", Recovered()), Paths("c"))
         runner.changed_record(replace(RECORD, lacks=(), chain_version=ChainVersion(7)))
-        await keeper.tell(runner, reader.subscription_id, reader.generation, Token(1), Index(0))
+        await keeper.tell(runner, CursorRecord(reader.subscription_id, reader.generation, Token(1)))
         await keeper.commit(runner, pb.CommitCursorRequest(subscription_id=3, token=1, index=50))
         assert await keeper._report_once()
         assert said == [reader.whose, (RECORD.key, *reader.whose)]

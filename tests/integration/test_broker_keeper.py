@@ -58,7 +58,7 @@ class Member:
 
     async def tell(self, subscription_id: int, token: int = 1) -> None:
         of, generation = SubscriptionId(subscription_id), Generation(0)
-        await self.keeper.tell(self.runner, of, generation, Token(token), Index(0))
+        await self.keeper.tell(self.runner, CursorRecord(of, generation, Token(token)))
 
     async def commit(self, subscription_id: int, index: int, **keys: Any) -> None:
         request = pb.CommitCursorRequest(subscription_id=subscription_id, index=index, **({"token": 1} | keys))
@@ -286,7 +286,7 @@ def test_of_whom_a_link_s_end_was_reported_is_known_as_long_as_they_have_a_curso
             a.keeper._report = reported  # type: ignore[method-assign]
             for subscription_id, generation in [(3, 0), (3, 1), (3, 2), (4, 0), (5, 0)]:
                 of = SubscriptionId(subscription_id), Generation(generation)
-                await a.keeper.tell(a.runner, *of, Token(1), Index(50))
+                await a.keeper.tell(a.runner, CursorRecord(*of, Token(1), Index(50)))
                 a.broker.look_for_drained(LINK.key)
                 assert await a.keeper._report_once()
                 if subscription_id == 4:
