@@ -144,9 +144,7 @@ async def record_end(broker: Broker, ended: LinkRecord) -> tuple[LinkRunner, boo
             _log.info("link cut", **record.named, end=end)
         has_it = runner.holding().has_it
     if not has_it or record.lacks_cursors:
-        if (
-            is_news
-        ):  # else it was said: a coordinator asks each second, of each link, and all that watch hear what changes
+        if is_news:  # else it was said: a coordinator asks each second, and all that watch are told what changes
             broker.found_lacking(f"queue {record.queue_id} epoch {record.epoch} isn't whole here")
         broker.resync_wanted.set()
     broker.look_for_drained(ended.key)

@@ -7,6 +7,7 @@
     telling    the reader's token is on its way to every registered member (H8)
     checking   a member couldn't be told: is it still registered?
     passing    the further of two cursors is on its way to the member that has less (H7)
+    noting     a member may lack what the other one has: its cursors are being noted as stale, of the chain as it is by then (H7)
     leaving    the cursor is at the end of the head: it is being taken off the consume list (H22), of the chain as it is by then
     confirming all is known: is what it rests on still in the chain as it was read?
 

@@ -190,9 +190,8 @@ class PostgresCapture:
                     self._check(connection)
                     if catalog.find_slot(connection, self._slot) is None:  # a snapshot is to come
                         catalog.resolve_all(connection, self._tables)
-                except (
-                    psycopg.errors.DeadlockDetected
-                ) as error:  # who alters tables waits for one that was looked at before
+                except psycopg.errors.DeadlockDetected as error:
+                    # Who alters tables waits for one that was looked at before.
                     self._wait_for(in_a_line(error))
                     self._stopped.wait(self._retry_s)
                 except psycopg.OperationalError as error:
