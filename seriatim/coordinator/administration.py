@@ -28,7 +28,7 @@ from seriatim.coordinator.core.registry import Registry, unknown_group
 from seriatim.coordinator.core.seal import SealAnswer, Wholeness
 from seriatim.coordinator.core.subscriptions import QueuePosition
 from seriatim.coordinator.description import Description, lags
-from seriatim.coordinator.execution import Execution, Lines
+from seriatim.coordinator.execution import Execution
 from seriatim.coordinator.members import Members
 from seriatim.coordinator.remembered import side_by_side
 from seriatim.coordinator.store import Store
@@ -83,13 +83,11 @@ class Operations:
         members: Members,
         execution: Execution,
         description: Description,
-        lines: Lines | None = None,
     ) -> None:
         self._store = store
         self._members = members
         self._execution = execution
         self._description = description
-        self._lines = Lines() if lines is None else lines
 
     async def change(
         self,
@@ -111,7 +109,7 @@ class Operations:
         the chain on, else OlderVersion.
         """
         is_present = False
-        async with self._lines.of(queue_id):
+        async with self._store.lines.of(queue_id):
             for _ in range(MAX_CONFLICTS):
                 document, version = await self._store.read_chain(queue_id)
                 changed, refused = document, None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -60,19 +59,8 @@ State = TypeVar("State")
 Result = SendGrant | ReadGrant | LinkClosed | Wait
 
 
-class Lines(weakref.WeakValueDictionary[QueueId, asyncio.Lock]):
-    """Of those that read a queue's chain to write it, while there are some.
-
-    Of hundreds that do so at once, one would succeed, and all others read, decode and encode all of the chain again, and again.
-    """
-
-    def of(self, queue_id: QueueId) -> asyncio.Lock:
-        """To be held from reading to writing."""
-        return self.setdefault(queue_id, asyncio.Lock())
-
-
 class Execution:
-    """Runs procedures. `timeout_s`: after that long, the caller is told to come again. `lines`: for whoever else changes chains."""
+    """Runs procedures. `timeout_s`: after that long, the caller is told to come again."""
 
     def __init__(self, store: Store, members: Members, timeout_s: float) -> None:
         self._store = store
@@ -80,7 +68,6 @@ class Execution:
         self._timeout_s = timeout_s
         self._tasks: set[asyncio.Task[None]] = set()
         self._switches: dict[tuple[QueueId, Token, Epoch], asyncio.Task[Result]] = {}
-        self.lines = Lines()
         self._slow_switches: dict[QueueId, tuple[Epoch, LinkState] | None] = {}
 
     async def close(self) -> None:
@@ -152,7 +139,7 @@ class Execution:
         its own deadline: it may have begun to do what it was told.
         """
         run = _Run(self._store, self._members, queue_id, cause_id)
-        turn = _Turn(self.lines.of(queue_id))
+        turn = _Turn(self._store.lines.of(queue_id))
         state, effects = begun
         try:
             async with asyncio.timeout(self._timeout_s):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import weakref
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TypeVar
 
@@ -51,11 +52,23 @@ NO_QUEUE = QueueId(0)
 _Found = TypeVar("_Found")
 
 
+class Lines(weakref.WeakValueDictionary[QueueId, asyncio.Lock]):
+    """Of those that read a queue's chain to write it, while there are some.
+
+    Of hundreds that do so at once, one would succeed, and all others read, decode and encode all of the chain again, and again.
+    """
+
+    def of(self, queue_id: QueueId) -> asyncio.Lock:
+        """To be held from reading to writing."""
+        return self.setdefault(queue_id, asyncio.Lock())
+
+
 class Store(Remembered):
     """One coordinator's window on ZooKeeper: what it has seen there, and what is read now and written. `start` it, then keep `run` going."""
 
     def __init__(self, session: ZooKeeperSession, cluster: str) -> None:
         super().__init__(session, cluster)
+        self.lines = Lines()
         self._freeing = asyncio.Lock()  # side by side they would only be in each other's way
 
     async def start(self) -> None:

@@ -148,7 +148,7 @@ def test_none_of_them_is_in_another_ones_way_and_what_is_read_is_decoded_once(mo
         del grants
         await asyncio.sleep(0)  # the loop lets go of the last one
         gc.collect()  # an error knows where it was raised, and what is there knows it
-        assert not execution.lines
+        assert not execution._store.lines
 
     asyncio.run(scenario())
 
@@ -211,7 +211,7 @@ def test_nor_is_who_has_a_subscription_made(monkeypatch: pytest.MonkeyPatch):
         execution, store, node = coordinator(world)
         cast("Any", store).queue_id = lambda *_: asyncio.sleep(0, QueueId(1))
         told = SimpleNamespace(subscription=lambda *_: asyncio.sleep(0, pb.SubscriptionView()))
-        operations = Operations(store, cast("Any", None), execution, cast("Any", told), execution.lines)
+        operations = Operations(store, cast("Any", None), execution, cast("Any", told))
         requests = [pb.CreateSubscriptionRequest(queue="orders", subscription=f"new{one}") for one in range(READERS)]
         members = StandsStill()
         cast("Any", execution)._members = members

@@ -20,7 +20,7 @@ from seriatim.coordinator.core.seal import SealAnswer, Wholeness
 from seriatim.coordinator.execution import Execution
 from seriatim.coordinator.messages import altered_settings
 from seriatim.coordinator.service import CoordinatorService
-from seriatim.coordinator.store import Store
+from seriatim.coordinator.store import Lines, Store
 from seriatim.protocol import chain_json
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, Durability, StaleCursors, Subscription
@@ -41,6 +41,8 @@ from tests.property.chain_world import Run, World, close_call, send_call, with_s
 
 class BehindStore:
     """A ZooKeeper server that shows an old document until it is told to catch up."""
+
+    lines = Lines()
 
     def __init__(self, old: ChainDocument, new: ChainDocument) -> None:
         self.shown, self._new = old, new
@@ -300,6 +302,8 @@ def test_a_deleted_queue_s_name_is_not_taken_from_the_one_that_has_it_now() -> N
 class QueuesStore:
     """What a coordinator remembers of these queues."""
 
+    lines = Lines()
+
     def __init__(self, world: World, *documents: ChainDocument) -> None:
         self.registry = world.registry()
         self.chains = {one.queue_id: SimpleNamespace(document=one) for one in documents}
@@ -406,6 +410,8 @@ class MarkedWorld(World):
 
 class MarkedStore:
     """What it remembers is as it was before anybody switched."""
+
+    lines = Lines()
 
     def __init__(self, world: MarkedWorld) -> None:
         self._world = world
@@ -808,6 +814,8 @@ def test_who_has_nothing_to_tell_of_what_is_given_up_is_shown() -> None:
 
 class UnheardStore:
     """One queue, of whose next write nobody hears that it was done: ZooKeeper's answer is lost, or the coordinator dies."""
+
+    lines = Lines()
 
     def __init__(self, world: World) -> None:
         self.document, self.version = world.document, 1
