@@ -34,6 +34,9 @@ SESSION_TIMEOUT_MS = 10_000
 TABLE = "CREATE TABLE public.stock (id bigint PRIMARY KEY, amount bigint NOT NULL CHECK (amount >= 0), note text)"
 Rows = dict[int, tuple[int, str]]
 
+BY_FILES = ("--spark-conf", "spark.python.unix.domain.socket.enabled=true")
+"""On a cluster, as alone by itself: other tests' clients come back to ports that Spark's Java has by then."""
+
 
 class Source:
     """A database of one table and its log: what it holds is computed row by row, and so is what the target must hold."""
@@ -413,7 +416,7 @@ def test_without_executors_it_says_what_it_waits_for_and_goes_on_when_they_come(
     port = master.rpartition(":")[2]
     with (
         spark_process(tmp_path / "master.log", "Master", "--port", port),
-        running(queue, dsn, tmp_path / "log", "--master", master) as process,
+        running(queue, dsn, tmp_path / "log", "--master", master, *BY_FILES) as process,
     ):
         process.wait_for(lambda: process.has_reason(f"Spark has no executors at {master}"), "word of it")
         assert position(dsn)[0] == 0

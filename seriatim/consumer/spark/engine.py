@@ -129,14 +129,19 @@ def driver_memory(conf: Mapping[str, str]) -> dict[str, str]:
 
 
 def python_sockets(master: str, directory: Path) -> dict[str, str]:
-    """How Java and Python reach each other: by files, which only this user opens, and not by ports of the loopback.
+    """How Java and Python reach each other in one process of Spark's: by files, which only this user opens, and not by ports of the loopback.
 
     There the first four bytes that anybody sent, a scanner or a client of a server that is gone, were taken for a length,
     which is 1.3 GB for HTTP/2's: the driver's memory was out. Where the name of a file in `directory` is too long for a
-    socket, or other machines have no such folder, they are in /tmp.
+    socket, they are in /tmp. On a cluster it is as Spark has it, unless the user says: there are folders of others.
     """
-    settings = {"spark.python.unix.domain.socket.enabled": "true"}
-    if not _is_local(master) or len(os.fsencode(directory / _SOCKET_NAME)) > _SOCKET_PATH_BYTES:
+    if not _is_local(master):
+        return {}
+    settings = {
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.python.daemon.module": "seriatim.consumer.spark.python_daemon",
+    }
+    if len(os.fsencode(directory / _SOCKET_NAME)) > _SOCKET_PATH_BYTES:
         settings["spark.python.unix.domain.socket.dir"] = "/tmp"  # noqa: S108 - the name is Spark's, and is random
     return settings
 
