@@ -33,25 +33,24 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One number of a case. `is_more_better` decides how a ratio reads."""
+    """One number of a case."""
 
     key: str
     label: str
     unit: str
-    is_more_better: bool
 
 
-RECORDS_PER_S = Figure("records_per_s", "throughput", "records/s", is_more_better=True)
-MB_PER_S = Figure("mb_per_s", "throughput", "MB/s", is_more_better=True)
-CPU_S = Figure("cpu_s_per_million", "processor seconds per million records", "s", is_more_better=False)
-CPU_SHARE = Figure("cpu_share", "processors in use", "cores", is_more_better=False)
-SENDER_MB = Figure("client_peak_mb", "peak memory of the client", "MB", is_more_better=False)
-SERVERS_MB = Figure("servers_peak_mb", "peak memory of the servers", "MB", is_more_better=False)
-P50 = Figure("p50_ms", "p50", "ms", is_more_better=False)
-P99 = Figure("p99_ms", "p99", "ms", is_more_better=False)
-P999 = Figure("p999_ms", "p99.9", "ms", is_more_better=False)
-OUTAGE_P50 = Figure("outage_p50_ms", "outage p50", "ms", is_more_better=False)
-OUTAGE_MAX = Figure("outage_max_ms", "longest outage", "ms", is_more_better=False)
+RECORDS_PER_S = Figure("records_per_s", "throughput", "records/s")
+MB_PER_S = Figure("mb_per_s", "throughput", "MB/s")
+CPU_S = Figure("cpu_s_per_million", "processor seconds per million records", "s")
+CPU_SHARE = Figure("cpu_share", "processors in use", "cores")
+SENDER_MB = Figure("client_peak_mb", "peak memory of the client", "MB")
+SERVERS_MB = Figure("servers_peak_mb", "peak memory of the servers", "MB")
+P50 = Figure("p50_ms", "p50", "ms")
+P99 = Figure("p99_ms", "p99", "ms")
+P999 = Figure("p999_ms", "p99.9", "ms")
+OUTAGE_P50 = Figure("outage_p50_ms", "outage p50", "ms")
+OUTAGE_MAX = Figure("outage_max_ms", "longest outage", "ms")
 
 FIGURES = {
     Kind.THROUGHPUT: (RECORDS_PER_S, MB_PER_S, CPU_S, SENDER_MB, SERVERS_MB),

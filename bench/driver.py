@@ -141,7 +141,9 @@ def _figures(plan: Plan, peer: Peer, case: Case, target: dict[str, str], package
     if case.kind is Kind.OUTAGE:
         return measure_outages(peer, case, target, plan.outages, packages)
     if case.kind is Kind.CATCH_UP:
-        order = Order(peer.client, target, "fill", case.size_bytes, plan.fill_s, plan.catch_up, is_bulk=peer.has_bulk)
+        order = Order(
+            peer.client, target, "throughput", case.size_bytes, plan.fill_s, plan.catch_up, is_bulk=peer.has_bulk
+        )
         filled = measure(peer, order, packages)
         settle()
         order = Order(peer.client, target, "read", case.size_bytes, 10 * plan.fill_s, filled["count"])

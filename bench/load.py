@@ -41,16 +41,16 @@ _PROGRESS_EVERY_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What the process is to do. `mode`: throughput, one-in-flight, rate, fill, read or steady."""
+    """What the process is to do. `mode`: throughput, one-in-flight, rate, read or steady."""
 
     client: str
     target: dict[str, str]
     mode: str
     size_bytes: int
     seconds: float = 5.0
-    """How long to send; of a fill and a read: at most so long."""
-    count: int = 0
-    """Records to fill in or to read."""
+    """How long to send or read; at most so long, where a count is given."""
+    count: int = sys.maxsize
+    """Records to send or to read, at most."""
     rate: float = 0.0
     is_bulk: bool = False
 
@@ -82,16 +82,6 @@ def throughput(client: Client, order: Order) -> dict[str, Any]:
     tell("begin")
     started_s = time.perf_counter()
     count = _send_until(client, order, started_s + order.seconds)
-    client.flush(FLUSH_TIMEOUT_S)
-    return {"count": count, "seconds": time.perf_counter() - started_s}
-
-
-def fill(client: Client, order: Order) -> dict[str, Any]:
-    """Send `count` records, or what can be sent in `seconds`."""
-    _open(client, order)
-    tell("begin")
-    started_s = time.perf_counter()
-    count = _send_until(client, order, started_s + order.seconds, order.count)
     client.flush(FLUSH_TIMEOUT_S)
     return {"count": count, "seconds": time.perf_counter() - started_s}
 
@@ -155,7 +145,6 @@ def read(client: Client, order: Order) -> dict[str, Any]:
 
 MODES = {
     "throughput": throughput,
-    "fill": fill,
     "one-in-flight": one_in_flight,
     "rate": rate,
     "steady": steady,
@@ -193,14 +182,14 @@ def _open(client: Client, order: Order) -> None:
     client.flush(FLUSH_TIMEOUT_S)
 
 
-def _send_until(client: Client, order: Order, until_s: float, most: int = sys.maxsize) -> int:
+def _send_until(client: Client, order: Order, until_s: float) -> int:
     """How many were sent. The clock is looked at between chunks, which grow as long as one takes no time to speak of."""
     largest = max(1, min(_CHUNK_RECORDS, _CHUNK_BYTES // order.size_bytes))
     chunk = [os.urandom(order.size_bytes)]
     send = client.send_bulk if order.is_bulk else client.send_each
     count = 0
     now_s = time.perf_counter()
-    while count < most and now_s < until_s:
+    while count < order.count and now_s < until_s:
         send(chunk)
         count += len(chunk)
         before_s, now_s = now_s, time.perf_counter()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +46,7 @@ class Plan:
     directory: Path | None
 
 
-def measure_backlog(plan: Plan, found: Finding, note: Callable[[str], None]) -> None:
+def measure_backlog(plan: Plan, found: Finding) -> None:
     """Fill up to each size; at each one take the figures. Points are added to `found`."""
     with ExitStack() as stack:
         fresh = stack.enter_context(running(_GROUPS))
@@ -56,13 +55,13 @@ def measure_backlog(plan: Plan, found: Finding, note: Callable[[str], None]) -> 
         if plan.rounds:
             _warm_up(plan, fresh)
         for size in plan.sizes:
-            _fill(kept, size, note)
+            _fill(kept, size, found)
             _memory(kept, size, found)
             if plan.rounds:
-                _rates(plan, fresh, kept, size, found, note)
+                _rates(plan, fresh, kept, size, found)
         if plan.starts and plan.sizes:
-            _starts(plan, fresh, 0, found, note)
-            _starts(plan, kept, unread(kept), found, note)
+            _starts(plan, fresh, 0, found)
+            _starts(plan, kept, unread(kept), found)
 
 
 def judge(found: Finding) -> None:
@@ -106,14 +105,14 @@ def _make_kept(cluster: GrownCluster) -> None:
     cluster.call("CreateSubscription", request)
 
 
-def _fill(cluster: GrownCluster, size: int, note: Callable[[str], None]) -> None:
+def _fill(cluster: GrownCluster, size: int, found: Finding) -> None:
     missing = size - unread(cluster)
     if missing > 0:
         check_room(missing, shutil.disk_usage(cluster.directory).free)
         target = {"coordinators": cluster.addresses, "queue": QUEUE}
-        order = Order("seriatim", target, "fill", SIZE_BYTES, missing / _FILL_RATE, missing, is_bulk=True)
+        order = Order("seriatim", target, "throughput", SIZE_BYTES, missing / _FILL_RATE, missing, is_bulk=True)
         filled = measure(cluster, order, ())
-        note(f"filled {filled['count']:,} records, {filled['count'] / filled['seconds']:,.0f} a second")
+        found.say(f"filled {filled['count']:,} records, {filled['count'] / filled['seconds']:,.0f} a second")
         settle()
     if unread(cluster) < size:
         raise TimeoutError(f"{unread(cluster):,} of {size:,} records could be written at {_FILL_RATE:,} a second")
@@ -132,9 +131,7 @@ def _memory(cluster: GrownCluster, size: int, found: Finding) -> None:
         found.add(f"memory of the largest {what}", "MB", GROWN, size, [largest / 1e6])
 
 
-def _rates(
-    plan: Plan, fresh: GrownCluster, kept: GrownCluster, size: int, found: Finding, note: Callable[[str], None]
-) -> None:
+def _rates(plan: Plan, fresh: GrownCluster, kept: GrownCluster, size: int, found: Finding) -> None:
     with_none: list[float] = []
     with_backlog: list[float] = []
     for turn in range(plan.rounds):
@@ -149,15 +146,15 @@ def _rates(
             done = measure(cluster, Order("seriatim", at, "throughput", SIZE_BYTES, plan.seconds), ())
             rates.append(done["count"] / done["seconds"])
         fresh.call("DeleteQueue", pb.QueueRequest(queue=name))
-        note(f"{size:,} unread: {with_backlog[-1]:,.0f} records/s; none: {with_none[-1]:,.0f}")
+        found.say(f"{size:,} unread: {with_backlog[-1]:,.0f} records/s; none: {with_none[-1]:,.0f}")
     ratios = [backlog / none for backlog, none in zip(with_backlog, with_none, strict=True)]
     found.add("send rate, with the backlog", "records/s", GROWN, size, with_backlog)
     found.add("send rate, into an empty queue in turn", "records/s", GROWN, size, with_none)
     found.add("rate beside that into an empty queue", "ratio of each pair", GROWN, size, ratios)
-    note(f"{size:,} unread: {median(ratios):.3f} times the rate into an empty queue")
+    found.say(f"{size:,} unread: {median(ratios):.3f} times the rate into an empty queue")
 
 
-def _starts(plan: Plan, cluster: GrownCluster, size: int, found: Finding, note: Callable[[str], None]) -> None:
+def _starts(plan: Plan, cluster: GrownCluster, size: int, found: Finding) -> None:
     """A member of the group that holds the most, stopped or killed and started again."""
     registered: dict[str, list[float]] = {"start after SIGKILL": [], "start, nothing in the page cache": []}
     in_sync: list[float] = []
@@ -175,7 +172,7 @@ def _starts(plan: Plan, cluster: GrownCluster, size: int, found: Finding, note: 
             in_sync.append(time.perf_counter() - started_s)
     for what, times_s in registered.items():
         found.add(f"{what}: registered", "s", "records of the broker", held[group], times_s)
-        note(f"{what}, {held[group]:,} records: {', '.join(f'{one:.2f}' for one in times_s)} s")
+        found.say(f"{what}, {held[group]:,} records: {', '.join(f'{one:.2f}' for one in times_s)} s")
     found.add("start: group in sync again", "s", "records of the broker", held[group], in_sync)
 
 

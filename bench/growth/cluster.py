@@ -15,7 +15,6 @@ from bench.artifacts import CACHE
 from bench.measuring import wait_until
 from bench.peers.seriatim import Seriatim
 from seriatim.cli import coordinators
-from seriatim.cli.embedded.cluster import ClusterSettings, DevelopmentCluster
 from seriatim.cli.failover import FailoverRun, Fault
 from seriatim.cli.views import open_link
 from seriatim.cli.workload import Workload
@@ -32,12 +31,7 @@ class GrownCluster(Seriatim):
     """`groups`: how many, of two brokers each, every one a process of its own as in production."""
 
     def __init__(self, directory: Path, groups: int) -> None:
-        super().__init__(directory)
-        self._cluster.close()
-        self._cluster = DevelopmentCluster(
-            ClusterSettings(directory, groups=groups, is_restarted=True, start_timeout_s=START_TIMEOUT_S)
-        )
-        self.groups = groups
+        super().__init__(directory, groups, START_TIMEOUT_S)
 
     @property
     def addresses(self) -> str:

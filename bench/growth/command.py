@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench import artifacts
@@ -63,28 +63,22 @@ def main(words: list[str]) -> int:
 
 
 def _measure(case: str, arguments: argparse.Namespace, finding: Finding) -> None:
-    note = _noter(case)
     match case:
         case "backlog":
-            backlog.measure_backlog(_backlog_plan(arguments), finding, note)
+            backlog.measure_backlog(_backlog_plan(arguments), finding)
         case "groups":
-            switching.measure_groups(arguments.groups, arguments.faults, arguments.switches, finding, note)
+            switching.measure_groups(arguments.groups, arguments.faults, arguments.switches, finding)
         case "queues":
             faults, states = arguments.faults, arguments.states
-            queues.measure_queues(arguments.queues, states, faults, arguments.switches, finding, note)
+            queues.measure_queues(arguments.queues, states, faults, arguments.switches, finding)
         case "links":
-            links.measure_links(arguments.links, arguments.faults, arguments.switches, finding, note)
+            links.measure_links(arguments.links, arguments.faults, arguments.switches, finding)
         case "herds":
-            herds.measure_herds(arguments.herds, finding, note)
+            herds.measure_herds(arguments.herds, finding)
         case "pressure":
-            pressure.measure_pressure(arguments.pressure_mb, (100, 1024), finding, note)
+            pressure.measure_pressure(arguments.pressure_mb, (100, 1024), finding)
         case "disk":
-            disk.measure_disk((100, 1024), arguments.disk_mb, finding, note)
-
-
-def _noter(case: str) -> Callable[[str], None]:
-    began_s = time.monotonic()
-    return lambda text: print(f"{time.monotonic() - began_s:6.1f} s  {case}: {text}", file=sys.stderr, flush=True)
+            disk.measure_disk((100, 1024), arguments.disk_mb, finding)
 
 
 def _backlog_plan(arguments: argparse.Namespace) -> backlog.Plan:

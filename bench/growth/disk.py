@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from bench.growth.cluster import GrownCluster, running, written_bytes
 from bench.growth.findings import Finding
@@ -19,13 +19,15 @@ _SETTLES_WITHIN_S = 60.0
 _NOTHING_BYTES = 1_000_000
 
 
-def measure_disk(sizes_bytes: Sequence[int], megabytes: int, found: Finding, note: Callable[[str], None]) -> None:
+def measure_disk(sizes_bytes: Sequence[int], megabytes: int, found: Finding) -> None:
     """Send so many megabytes of values of each size; what the brokers wrote when nothing is written any more."""
     with running(2) as cluster:
         for size_bytes in sizes_bytes:
             before = _written(cluster)
             count = megabytes * 1_000_000 // size_bytes
-            order = Order("seriatim", cluster.make(f"of-{size_bytes}"), "fill", size_bytes, _SECONDS_AT_MOST, count)
+            order = Order(
+                "seriatim", cluster.make(f"of-{size_bytes}"), "throughput", size_bytes, _SECONDS_AT_MOST, count
+            )
             sent_bytes = measure(cluster, order, ())["count"] * size_bytes
             after = _settled(cluster)
             group = cluster.wait_until_link_is_open(f"of-{size_bytes}").group
@@ -34,7 +36,7 @@ def measure_disk(sizes_bytes: Sequence[int], megabytes: int, found: Finding, not
             }
             found.add("a member", "bytes written for each byte sent", GROWN, size_bytes, list(members.values()))
             found.add("both members", "bytes written for each byte sent", GROWN, size_bytes, [sum(members.values())])
-            note(f"{size_bytes} B, {sent_bytes / 1e6:,.0f} MB: {members}")
+            found.say(f"{size_bytes} B, {sent_bytes / 1e6:,.0f} MB: {members}")
 
 
 def judge(found: Finding) -> None:

@@ -7,6 +7,8 @@ cases stay. So a long measurement can be made in parts.
 from __future__ import annotations
 
 import json
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,6 +16,8 @@ from statistics import median
 from typing import Any
 
 from bench.report import number
+
+_BEGAN_S = time.monotonic()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,10 @@ class Finding:
         if values:
             self.points = [one for one in self.points if (one.what, one.unit, one.size) != (what, unit, size)]
             self.points.append(Point(what, unit, grown, size, list(values)))
+
+    def say(self, text: str) -> None:
+        """Tell whoever watches how far it is."""
+        print(f"{time.monotonic() - _BEGAN_S:6.1f} s  {self.case}: {text}", file=sys.stderr, flush=True)
 
     def named(self, start: str) -> list[str]:
         """What figures begin with these words, in the order in which they were taken."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -104,7 +104,7 @@ async def _read(one: _One) -> pb.AcquireReadReply:
     return reply
 
 
-def measure_herds(sizes: Sequence[int], found: Finding, note: Callable[[str], None]) -> None:
+def measure_herds(sizes: Sequence[int], found: Finding) -> None:
     """A cluster for each size and kind: senders of as many queues, readers of as many subscriptions of one queue."""
     for size in sorted(sizes):
         with running(_GROUPS) as cluster:
@@ -116,7 +116,7 @@ def measure_herds(sizes: Sequence[int], found: Finding, note: Callable[[str], No
             senders = [
                 _One(name, ids[name], paths.senders(ids[name]), Coordinators(cluster.addresses)) for name in names
             ]
-            asyncio.run(_senders(cluster, senders, found, note))
+            asyncio.run(_senders(cluster, senders, found))
         with running(_GROUPS) as cluster:
             with Producer(**cluster.make(_READERS_QUEUE)) as producer:
                 producer.send(b"one").result(_LIMIT_S)
@@ -135,7 +135,7 @@ def measure_herds(sizes: Sequence[int], found: Finding, note: Callable[[str], No
                 )
                 for one in view.subscriptions
             ]
-            asyncio.run(_readers(cluster, readers, found, note))
+            asyncio.run(_readers(cluster, readers, found))
 
 
 def judge(found: Finding) -> None:
@@ -152,18 +152,18 @@ def _subscribe(cluster: GrownCluster, name: str) -> None:
     cluster.call("CreateSubscription", pb.CreateSubscriptionRequest(queue=_READERS_QUEUE, subscription=name))
 
 
-async def _senders(cluster: GrownCluster, members: list[_One], found: Finding, note: Callable[[str], None]) -> None:
+async def _senders(cluster: GrownCluster, members: list[_One], found: Finding) -> None:
     async with _standing(cluster, members) as herd:
-        await _timed(cluster, "sender, elected", herd, found, note)
+        await _timed(cluster, "sender, elected", herd, found)
         await asyncio.sleep(_QUIET_S)
         ((group, _),) = Counter(one.group for one in members).most_common(1)
         cluster.supervisor.kill(f"{group}-a")
-        await _timed(cluster, "sender, its master killed", herd, found, note, "its stream broke")
+        await _timed(cluster, "sender, its master killed", herd, found, "its stream broke")
 
 
-async def _readers(cluster: GrownCluster, members: list[_One], found: Finding, note: Callable[[str], None]) -> None:
+async def _readers(cluster: GrownCluster, members: list[_One], found: Finding) -> None:
     async with _standing(cluster, members) as herd:
-        await _timed(cluster, "reader, elected", herd, found, note)
+        await _timed(cluster, "reader, elected", herd, found)
 
 
 @asynccontextmanager
@@ -188,7 +188,6 @@ async def _timed(
     what: str,
     herd: _Herd,
     found: Finding,
-    note: Callable[[str], None],
     failure: str = "",
 ) -> None:
     herd.why.clear()
@@ -206,4 +205,4 @@ async def _timed(
     )
     links = max(one.epoch for one in herd.members)
     told = ", ".join(f"{reason} {count}" for reason, count in herd.why.most_common(4)) or "nothing else"
-    note(f"{size} {what}: {took_s:.2f} s, {links} links at most; before that they were told: {told}")
+    found.say(f"{size} {what}: {took_s:.2f} s, {links} links at most; before that they were told: {told}")

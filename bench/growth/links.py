@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from bench.growth.cluster import GrownCluster, running
 from bench.growth.findings import Finding
@@ -19,18 +19,16 @@ _TIMEOUT_S = 60.0
 _WAIT_S = 0.1
 
 
-def measure_links(
-    sizes: Sequence[int], faults: Sequence[str], count: int, found: Finding, note: Callable[[str], None]
-) -> None:
+def measure_links(sizes: Sequence[int], faults: Sequence[str], count: int, found: Finding) -> None:
     """One queue, rotated until it keeps as many links, each with a record. Points are added to `found`."""
     with running(_GROUPS) as cluster:
         cluster.make("load")
         for size in sorted(sizes):
             began_s = time.monotonic()
             _grow(cluster, "load", size)
-            note(f"{size} links after {time.monotonic() - began_s:.0f} s")
+            found.say(f"{size} links after {time.monotonic() - began_s:.0f} s")
             settle()
-            measure_switches(cluster, (GROWN, size), faults, count, found, note)
+            measure_switches(cluster, (GROWN, size), faults, count, found)
 
 
 def _grow(cluster: GrownCluster, queue: str, size: int) -> None:

@@ -6,7 +6,7 @@ First the other queues only exist; then each has an open link that nobody sends 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from bench.growth.cluster import GrownCluster, running, side_by_side
 from bench.growth.findings import Finding, Verdict
@@ -28,7 +28,6 @@ def measure_queues(
     faults: Sequence[str],
     count: int,
     found: Finding,
-    note: Callable[[str], None],
 ) -> None:
     """Add queues up to each size, and take the figures; in a cluster of its own for each of `states`."""
     for state in states:
@@ -42,12 +41,12 @@ def measure_queues(
                 side_by_side(lambda name: cluster.make(name, retention_ms=RETENTION_MS), names)
                 if state != STATES[0]:
                     side_by_side(lambda name: _open_link(cluster, name), names)
-                note(f"{len(names)} queues {state} made in {time.monotonic() - began_s:.1f} s")
+                found.say(f"{len(names)} queues {state} made in {time.monotonic() - began_s:.1f} s")
                 there = max(there, size)
-                _idle(cluster, state, size, found, note)
-                _growth(cluster, before, state, len(names), size, found, note)
+                _idle(cluster, state, size, found)
+                _growth(cluster, before, state, len(names), size, found)
                 for fault in faults:
-                    _switches(cluster, state, size, fault, count, found, note)
+                    _switches(cluster, state, size, fault, count, found)
 
 
 def judge(found: Finding) -> None:
@@ -63,7 +62,7 @@ def _open_link(cluster: GrownCluster, name: str) -> None:
         producer.send(b"one").result(_TIMEOUT_S)
 
 
-def _idle(cluster: GrownCluster, state: str, size: int, found: Finding, note: Callable[[str], None]) -> None:
+def _idle(cluster: GrownCluster, state: str, size: int, found: Finding) -> None:
     settle()
     time.sleep(_IDLE_S / 2)  # what making them has left to do
     for what, names in _parts(cluster).items():
@@ -72,7 +71,7 @@ def _idle(cluster: GrownCluster, state: str, size: int, found: Finding, note: Ca
         time.sleep(_IDLE_S)
         share = (cpu_s(pids) - before_s) / _IDLE_S
         found.add(f"idle {what}s, {state}", "processors in use", GROWN, size, [share])
-        note(f"{size} queues {state}: {what}s take {share:.3f} processors")
+        found.say(f"{size} queues {state}: {what}s take {share:.3f} processors")
 
 
 def _parts(cluster: GrownCluster) -> dict[str, tuple[str, ...]]:
@@ -91,25 +90,22 @@ def _growth(
     count: int,
     size: int,
     found: Finding,
-    note: Callable[[str], None],
 ) -> None:
     """What each of `count` new queues takes, in the process that grew the most: links lie on one of the groups."""
     after = _memory(cluster)
     for what, names in _parts(cluster).items() if count else ():
         each_kib = max(after[name] - before[name] for name in names) / count / 1024
         found.add(f"memory of a {what}, {state}", "KiB for each further queue", GROWN, size, [each_kib])
-        note(f"{size} queues {state}: {each_kib:.1f} KiB for each in a {what}")
+        found.say(f"{size} queues {state}: {each_kib:.1f} KiB for each in a {what}")
 
 
-def _switches(
-    cluster: GrownCluster, state: str, size: int, fault: str, count: int, found: Finding, note: Callable[[str], None]
-) -> None:
+def _switches(cluster: GrownCluster, state: str, size: int, fault: str, count: int, found: Finding) -> None:
     times_ms = cluster.switch_times_ms("load", fault, count)
     found.add(f"switch, {fault}, {state}", "ms", GROWN, size, times_ms)
     if fault == "master-kill" and state != STATES[0]:
         # The first kill ends the others' open links, too; nobody opens new ones while nobody sends.
         found.add("switch, the first master-kill, with a link each", "ms", GROWN, size, times_ms[:1])
-    note(f"{size} queues {state}, {fault}: {', '.join(f'{one:.0f}' for one in times_ms)} ms")
+    found.say(f"{size} queues {state}, {fault}: {', '.join(f'{one:.0f}' for one in times_ms)} ms")
 
 
 def _memory_verdict(found: Finding, what: str) -> None:

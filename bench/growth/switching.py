@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from bench.growth.cluster import GrownCluster, running
 from bench.growth.findings import Finding
@@ -16,18 +16,16 @@ RETENTION_MS = 10_000
 _IDLE_S = 10.0
 
 
-def measure_groups(
-    sizes: Sequence[int], faults: Sequence[str], count: int, found: Finding, note: Callable[[str], None]
-) -> None:
+def measure_groups(sizes: Sequence[int], faults: Sequence[str], count: int, found: Finding) -> None:
     """A cluster of each size, all its brokers processes of their own. Points are added to `found`."""
     for groups in sizes:
         began_s = time.monotonic()
         with running(groups) as cluster:
-            note(f"{groups} groups serve after {time.monotonic() - began_s:.0f} s")
+            found.say(f"{groups} groups serve after {time.monotonic() - began_s:.0f} s")
             cluster.make("load", retention_ms=RETENTION_MS)
             settle()
-            idle(cluster, found, note)
-            measure_switches(cluster, (GROWN, groups), faults, count, found, note)
+            idle(cluster, found)
+            measure_switches(cluster, (GROWN, groups), faults, count, found)
 
 
 def measure_switches(
@@ -36,14 +34,13 @@ def measure_switches(
     faults: Sequence[str],
     count: int,
     found: Finding,
-    note: Callable[[str], None],
 ) -> None:
     """A point for each fault, on queue `load`; `at`: what grew, and how large it is now."""
     grown, size = at
     for fault in faults:
         times_ms = cluster.switch_times_ms("load", fault, count)
         found.add(f"switch, {fault}", "ms", grown, size, times_ms)
-        note(f"{size} {grown}, {fault}: {', '.join(f'{one:.0f}' for one in times_ms)} ms")
+        found.say(f"{size} {grown}, {fault}: {', '.join(f'{one:.0f}' for one in times_ms)} ms")
 
 
 def judge(found: Finding) -> None:
@@ -52,7 +49,7 @@ def judge(found: Finding) -> None:
         found.stays_within(what, AT_MOST)
 
 
-def idle(cluster: GrownCluster, found: Finding, note: Callable[[str], None]) -> None:
+def idle(cluster: GrownCluster, found: Finding) -> None:
     """Processor time and memory while nobody sends."""
     parts: dict[str, Iterable[str]] = {
         "all brokers": cluster.brokers,
@@ -66,4 +63,4 @@ def idle(cluster: GrownCluster, found: Finding, note: Callable[[str], None]) -> 
         share = (cpu_s(of) - before_s[what]) / _IDLE_S
         found.add(f"idle: {what}", "processors in use", GROWN, cluster.groups, [share])
         found.add(f"idle: {what}", "MB in all", GROWN, cluster.groups, [sum(map(anonymous_bytes, of)) / 1e6])
-        note(f"{cluster.groups} groups, idle: {what}: {share:.3f} processors")
+        found.say(f"{cluster.groups} groups, idle: {what}: {share:.3f} processors")

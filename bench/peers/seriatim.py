@@ -23,9 +23,12 @@ class Seriatim(Peer):
     client = "seriatim"
     kinds = frozenset(Kind)
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, groups: int = _GROUPS, start_timeout_s: float = 60.0) -> None:
         super().__init__(directory)
-        self._cluster = DevelopmentCluster(ClusterSettings(directory=directory, groups=_GROUPS, is_restarted=True))
+        self.groups = groups
+        self._cluster = DevelopmentCluster(
+            ClusterSettings(directory, groups=groups, is_restarted=True, start_timeout_s=start_timeout_s)
+        )
         self.supervisor = self._cluster.supervisor
 
     def start(self) -> None:
@@ -53,7 +56,7 @@ class Seriatim(Peer):
         except WorldError:
             return False
         link = open_link(view)
-        return link is not None and link.state == "open" and len(view.send_list) == _GROUPS
+        return link is not None and link.state == "open" and len(view.send_list) == self.groups
 
     def _view(self, queue: str) -> pb.QueueView:
         return coordinators.call(self._cluster.coordinators, "DescribeQueue", pb.QueueRequest(queue=queue))  # type: ignore[no-any-return]

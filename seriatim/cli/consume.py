@@ -10,12 +10,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
 
-from seriatim.cli.foreground import on_ends
+from seriatim.cli.foreground import on_signals
 from seriatim.cli.health import answering
 from seriatim.cli.options import (
     Finite,
@@ -94,7 +93,7 @@ def consume(
     if log_to:
         log.start_logging(to=log_to)
     stopping = _Stopping()
-    with on_ends(stopping.ask, signal.SIGTERM, signal.SIGINT):
+    with on_signals(stopping.ask, signal.default_int_handler):
         if start is not None and asyncio.run(seek_existing(coordinator, queue, subscription, start, connect_timeout)):
             start = None
         consumer = Consumer(
@@ -131,8 +130,8 @@ class _Stopping:
         self.is_asked = False
         self.is_gentle = False
 
-    def ask(self, _number: int, _frame: FrameType | None) -> None:
-        """A signal's handler."""
+    def ask(self) -> None:
+        """In a signal's handler."""
         if self.is_asked or not self.is_gentle:
             raise KeyboardInterrupt
         self.is_asked = True

@@ -184,7 +184,7 @@ class FailoverRun:
         before = self._describe_serving()
         side = before.slave if self.fault in {Fault.SLAVE_KILL, Fault.SLAVE_PAUSE} else before.master
         name = f"{side.group}-{side.member}"
-        pid = self._pid(name)
+        pid = self._pid(side)
         harmed_at_s = time.monotonic()
         os.kill(pid, number)
         if number is signal.SIGSTOP:
@@ -271,16 +271,26 @@ class FailoverRun:
         content = json.loads(self.pids.read_text()) if self.pids is not None else None
         return content.get(name) if isinstance(content, dict) else None
 
-    def _pid(self, name: str) -> int:
+    def _pid(self, side: pb.LinkMember) -> int:
+        """Of a member. Raises InvalidArgument where the file names none, or a process that isn't it: one of before, whose number another has by now."""
+        name = f"{side.group}-{side.member}"
         try:
             pid = self._new_pid(name)
         except (OSError, ValueError) as error:
             raise InvalidArgument(f"can't read {self.pids}: {error}") from error
-        if not isinstance(pid, int):
-            raise InvalidArgument(
-                f"{self.pids} doesn't name the member {name}: is it the pids.json of this cluster's `seriatim up`?"
-            )
-        return pid
+        if isinstance(pid, int) and {side.group, side.member, side.address} <= _arguments(pid):
+            return pid
+        raise InvalidArgument(
+            f"{self.pids} doesn't name the member {name}'s process: is it the pids.json of this cluster's `seriatim up`?"
+        )
+
+
+def _arguments(pid: int) -> set[str]:
+    """Of a process, and the empty text; none of one that is gone."""
+    try:
+        return set(Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0"))
+    except OSError:
+        return set()
 
 
 def _is_even(times_s: list[float]) -> bool:

@@ -20,7 +20,7 @@ _FEW_FILES = 4096
 
 
 @contextlib.contextmanager
-def on_ends(handler: Callable[[int, FrameType | None], object], *numbers: signal.Signals) -> Iterator[None]:
+def _on_ends(handler: Callable[[int, FrameType | None], object], *numbers: signal.Signals) -> Iterator[None]:
     """These signals, and a terminal that is closed, unless under nohup, call the handler while the block runs."""
 
     def told(number: int, frame: FrameType | None) -> None:
@@ -42,7 +42,7 @@ def on_ends(handler: Callable[[int, FrameType | None], object], *numbers: signal
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
     """SIGTERM, and a terminal that is closed, end the block as Ctrl-C does, so that what it has begun is undone."""
-    with on_ends(signal.default_int_handler, signal.SIGTERM):
+    with _on_ends(signal.default_int_handler, signal.SIGTERM):
         yield
 
 
@@ -58,7 +58,7 @@ def on_signals(stop: Callable[[], object], again: Any = signal.SIG_DFL) -> Itera
             signal.signal(number, again)
         stop()
 
-    with on_ends(told, signal.SIGTERM, signal.SIGINT):
+    with _on_ends(told, signal.SIGTERM, signal.SIGINT):
         yield
 
 

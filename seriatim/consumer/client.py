@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Self
 
 from seriatim.consumer.commits import OVERDUE
-from seriatim.consumer.core.view import START, Place
+from seriatim.consumer.core.view import START, Grant, Place
 from seriatim.consumer.fetching import Fetcher
 from seriatim.consumer.handling import Blocked, handle
 from seriatim.consumer.handover import Chunk, HandOver
 from seriatim.consumer.loop import LoopThread
 from seriatim.consumer.reader import Reader
-from seriatim.consumer.session import Grant, ReaderSession, ReaderSettings
+from seriatim.consumer.session import ReaderSession, ReaderSettings
 from seriatim.protocol import forks, log, values
 from seriatim.protocol.callbacks import call_back
 from seriatim.protocol.clock import boottime_s
@@ -155,14 +155,7 @@ class Consumer(Reader):
             on_end=self._hand_over.end,
             on_failure=self._hand_over.fail,
         )
-        fetcher = Fetcher(
-            session.members,
-            self._prefetch_bytes,
-            self._hand_over.put,
-            on_refused=session.refused,
-            on_failure=session.failed,
-        )
-        session.read_with(fetcher)
+        fetcher = session.fetch(self._prefetch_bytes, self._hand_over.put)
         await self._stand(session)
         self._fetcher = fetcher
         if self._auto_commit_ms is not None:

@@ -16,7 +16,6 @@ from seriatim.protocol import log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.errors import Fenced, InvalidArgument, NotElected, OlderGeneration, SeriatimError
-from seriatim.protocol.names import Token
 
 _log = log.logger("consumer")
 
@@ -27,7 +26,7 @@ OVERDUE = "the commit may still be"
 class Commits:
     """The cursor of one reader. To be used on one loop.
 
-    `token`: of the present grant. `on_acquire`: a coordinator is to be asked again; `on_start(view, place, is_end)`:
+    `on_acquire`: a coordinator is to be asked again; `on_start(view, place, is_end)`:
     reading starts there, in a new term, or because the subscription was sought. `or_fail(work)`: what runs in a task.
     """
 
@@ -39,7 +38,6 @@ class Commits:
         or_fail: Callable[[Coroutine[Any, Any, None]], Coroutine[Any, Any, None]],
     ) -> None:
         self.state = CursorState()
-        self.token = Token(0)
         self._members = members
         self._on_acquire = on_acquire
         self._on_start = on_start
@@ -131,14 +129,14 @@ class Commits:
         self._timer = asyncio.get_running_loop().call_later(delay_s, self.happened, cursor.Tick())
 
     async def _commit(self, order: cursor.Commit) -> None:
-        view = self.state.view
-        if view is None:
+        view, grant = self.state.view, self.state.grant
+        if view is None or grant is None:
             return
         request = pb.CommitCursorRequest(
             link=link_name(view, order.epoch, order.side.incarnation),
-            subscription_id=self.state.subscription_id,
+            subscription_id=grant.subscription_id,
             generation=order.generation,
-            token=self.token,
+            token=grant.token,
             index=order.index,
             cause_id=log.new_cause_id("commit"),
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from seriatim.consumer.core import reading
 from seriatim.consumer.core.reading import Reading
@@ -24,6 +23,7 @@ from seriatim.consumer.core.reading_events import (
     WakeAt,
 )
 from seriatim.consumer.core.rows import Delivery
+from seriatim.consumer.core.view import Grant
 from seriatim.consumer.transport import FetchStream, Members
 from seriatim.consumer.views import link_name
 from seriatim.protocol import log
@@ -31,24 +31,15 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch_streams import BatchMessage
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.errors import Fenced, OlderGeneration, SeriatimError, defect
-from seriatim.protocol.names import Generation, Index, SubscriptionId, Token
+from seriatim.protocol.names import Index
 
 _log = log.logger("consumer")
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """In whose name is fetched; all 0: no subscription's."""
-
-    subscription_id: SubscriptionId = SubscriptionId(0)
-    generation: Generation = Generation(0)
-    token: Token = Token(0)
 
 
 class Fetcher:
     """The reading core and its streams. To be used on one loop.
 
-    `on_delivery`: where batches go. `on_refused`: a member refused the identity; the grant is to be looked at again. `on_failure`: a bug
+    `on_delivery`: where batches go. `on_refused`: a member refused the grant, which is to be looked at again. `on_failure`: a bug
     of our own in a stream's task or a timer, at which nobody looks: what reads would wait for ever. `settled`: the last state of which
     everything is carried out; who looks from another thread goes by that, or he would see that all is delivered before it is.
     """
@@ -62,7 +53,7 @@ class Fetcher:
         on_failure: Callable[[SeriatimError], object],
     ) -> None:
         self.state = self.settled = Reading(limit_bytes)
-        self.identity = Identity()
+        self.grant = Grant()
         self._members = members
         self._on_delivery = on_delivery
         self._on_refused = on_refused
@@ -152,9 +143,9 @@ class Fetcher:
             return
         opening = pb.FetchOpen(
             link=link_name(view, order.epoch, order.side.incarnation),
-            subscription_id=self.identity.subscription_id,
-            generation=self.identity.generation,
-            token=self.identity.token,
+            subscription_id=self.grant.subscription_id,
+            generation=self.grant.generation,
+            token=self.grant.token,
             from_index=order.from_index,
             credit_bytes=order.credit_bytes,
             takes_several=True,

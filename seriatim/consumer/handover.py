@@ -92,12 +92,11 @@ class HandOver:
 
     # ---- the loop's side
 
-    def begin(self) -> int:
-        """A term starts; what lies here is void. Returns its number."""
+    def begin(self) -> None:
+        """A term starts; what lies here is void."""
         self._now = self.term + 1, deque()
         self.is_reading = True
         self._tell()
-        return self.term
 
     def end(self) -> None:
         """The term is over: nothing of it is handed out any more."""
@@ -146,15 +145,11 @@ class HandOver:
     def _is_ready(self) -> bool:
         return self.is_closed or self.error is not None or (bool(self._now[1]) and self.is_open)
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait for something to take, or the end of it all. False where nothing came within `timeout_s`."""
+    def wait(self, timeout_s: float) -> None:
+        """Wait for something to take, or the end of it all, at most so long."""
         until_s = boottime_s() + timeout_s
-        while not self._is_ready():
-            left_s = until_s - boottime_s()
-            if left_s <= 0:
-                return False
+        while not self._is_ready() and (left_s := until_s - boottime_s()) > 0:
             self._woken.wait(left_s)
-        return True
 
     async def wait_async(self, timeout_s: float) -> None:
         """As `wait`, but for any change, and on a loop of the application's: without one of the few threads that it has for all else."""

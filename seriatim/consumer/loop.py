@@ -122,7 +122,9 @@ class LoopThread:
             return False
         return True
 
-    def end(self, last: Coroutine[Any, Any, object], timeout_s: float, behind: Callable[[], object]) -> None:
+    def end(
+        self, last: Coroutine[Any, Any, object], timeout_s: float, behind: Callable[[], object] = lambda: None
+    ) -> None:
         """Run `last`, call `behind`, and close: each of them also where the one before it was interrupted. Raises as `run`.
 
         Where it is closed already, or in a forked process, there is nothing to end.

@@ -12,8 +12,8 @@ from typing import Self
 from seriatim.consumer.core import reading_events
 from seriatim.consumer.core.reading import Reading
 from seriatim.consumer.core.rows import Delivery, Rows, decoded
-from seriatim.consumer.core.view import START, ChainView
-from seriatim.consumer.fetching import Fetcher, Identity
+from seriatim.consumer.core.view import START, ChainView, Grant
+from seriatim.consumer.fetching import Fetcher
 from seriatim.consumer.loop import LoopThread
 from seriatim.consumer.transport import Members
 from seriatim.consumer.views import chain_view
@@ -103,7 +103,7 @@ class RangeReader:
         self.duplicates_dropped = 0
         self._timeout_s = timeout_s
         self._prefetch_bytes = prefetch_bytes
-        self._identity = Identity(SubscriptionId(subscription_id), Generation(generation), Token(token))
+        self._grant = Grant(SubscriptionId(subscription_id), Generation(generation), Token(token))
         self._woken = Waking()  # and no lock, as in HandOver
         self._waiting: deque[Delivery] = deque()
         self._error: SeriatimError | None = None
@@ -115,12 +115,7 @@ class RangeReader:
         self._thread = LoopThread(f"seriatim-range-{queue}")
 
     def close(self) -> None:
-        if not self._thread.is_running:
-            return
-        try:
-            self._thread.run(self._stop(), CALL_TIMEOUT_S)
-        finally:
-            self._thread.close()
+        self._thread.end(self._stop(), CALL_TIMEOUT_S)
 
     def __enter__(self) -> Self:
         return self
@@ -189,7 +184,7 @@ class RangeReader:
         Positions.seen(view).check_same(self.queue, of, start)
         place = view.place_of(start)
         fetcher = Fetcher(self._members, self._prefetch_bytes, self._put, on_refused=self._fail, on_failure=self._fail)
-        fetcher.identity = self._identity
+        fetcher.grant = self._grant
         fetcher.state = replace(fetcher.state, patience=self._patience)
         self._waiting.clear()
         self._error = None

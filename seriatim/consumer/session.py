@@ -17,8 +17,9 @@ from typing import Any
 
 from seriatim.consumer.commits import Commits
 from seriatim.consumer.core import cursor, reading_events
-from seriatim.consumer.core.view import ChainView, Place
-from seriatim.consumer.fetching import Fetcher, Identity
+from seriatim.consumer.core.rows import Delivery
+from seriatim.consumer.core.view import ChainView, Grant, Place
+from seriatim.consumer.fetching import Fetcher
 from seriatim.consumer.transport import Members
 from seriatim.consumer.views import chain_view
 from seriatim.protocol import ensemble, log
@@ -51,15 +52,6 @@ _RETRY_S = 0.1
 _LEASE_PART = 2 / 3
 _RENEWALS_PER_TIMEOUT = 8
 _LAST_STEP_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """What an elected reader holds: fencing token, and the subscription's generation."""
-
-    subscription_id: SubscriptionId
-    generation: Generation
-    token: Token
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +183,10 @@ class ReaderSession:
             return await self._find_subscription(await self._describe(_left_s(deadline_s)), deadline_s)
         return SubscriptionId(made.subscription_id)
 
-    def read_with(self, fetcher: Fetcher) -> None:
-        """Let this fetcher read while elected."""
-        self._fetcher = fetcher
+    def fetch(self, limit_bytes: int, on_delivery: Callable[[Delivery], object]) -> Fetcher:
+        """Read while elected; this is who does. Arguments as of `Fetcher`."""
+        self._fetcher = Fetcher(self.members, limit_bytes, on_delivery, self._refused, self._failed)
+        return self._fetcher
 
     async def run(self) -> None:
         """Stand for election, and act while elected, until cancelled."""
@@ -211,7 +204,7 @@ class ReaderSession:
                 tasks.create_task(election.run())
         except* SeriatimError as failures:
             error = failures.exceptions[0]
-            self.failed(error if isinstance(error, SeriatimError) else Unreachable(str(error)))
+            self._failed(error if isinstance(error, SeriatimError) else Unreachable(str(error)))
 
     async def close(self) -> None:
         """Give the election node back and close every connection."""
@@ -268,7 +261,7 @@ class ReaderSession:
             )
         )
 
-    def failed(self, error: SeriatimError) -> None:
+    def _failed(self, error: SeriatimError) -> None:
         """What no waiting mends, as that the queue was deleted: who waits for a commit is told the same as who reads."""
         self._on_failure(error)
         self._commits.give_up(copied(error))
@@ -280,7 +273,7 @@ class ReaderSession:
             await work
         except Exception as error:
             _log.exception("reader failed", queue=self.settings.queue)
-            self.failed(defect(error, "a reader"))
+            self._failed(defect(error, "a reader"))
 
     async def _renew(self) -> None:
         """Prove again and again that the session lives: by a write, counted from before it was sent (H8, H10)."""
@@ -343,7 +336,7 @@ class ReaderSession:
             except SeriatimError as error:
                 self.waits = str(error)
                 if not error.can_retry:
-                    self.failed(error)
+                    self._failed(error)
                     return
             _log.debug("no grant yet", queue=self.settings.queue, waits=self.waits, cause_id=cause_id)
             await asyncio.sleep(pause_s)
@@ -378,24 +371,22 @@ class ReaderSession:
 
     def _take_up(self, granted: pb.ReadGrant) -> None:
         view = chain_view(granted.view)
-        subscription_id, generation = SubscriptionId(granted.subscription_id), Generation(granted.generation)
-        self.grant = Grant(subscription_id, generation, self._token)
+        grant = self.grant = Grant(self._subscription_id, Generation(granted.generation), self._token)
         self.waits = ""
         _log.info("granted", queue=view.queue, token=self._token, epoch=granted.epoch, index=granted.index)
         if self._fetcher is not None:
-            self._fetcher.identity = Identity(subscription_id, generation, self._token)
+            self._fetcher.grant = grant
         if self.view is None or self.view.version < view.version:
             self.view = view
         head = Place(Epoch(granted.epoch), Index(granted.index))
-        self._commits.token = self._token
-        self._commits.happened(cursor.Granted(view, subscription_id, generation, head))
+        self._commits.happened(cursor.Granted(view, grant, head))
         # The watch may have told of a newer chain meanwhile.
         self._see(self.view)
         if self._fetcher is not None:
             self._fetcher.happened(reading_events.Drained(head.epoch))
         self._lease()
 
-    def refused(self, error: SeriatimError) -> None:
+    def _refused(self, error: SeriatimError) -> None:
         """A member refused this reader's token or generation: a coordinator knows what holds."""
         _log.info("refused by a member", queue=self.settings.queue, code=error.code, reason=error.message)
         if self.standing is Standing.ELECTED:

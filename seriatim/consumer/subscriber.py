@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Self
 
 from seriatim.consumer.commits import OVERDUE
-from seriatim.consumer.core.view import ChainView, Place
+from seriatim.consumer.core.view import ChainView, Grant, Place
 from seriatim.consumer.loop import LoopThread
 from seriatim.consumer.reader import Reader
-from seriatim.consumer.session import Grant, ReaderSession, ReaderSettings
+from seriatim.consumer.session import ReaderSession, ReaderSettings
 from seriatim.protocol import forks, log
 from seriatim.protocol.callbacks import call_back
 from seriatim.protocol.clock import boottime_s

@@ -10,6 +10,9 @@ first answer's would be overtaken by the second's. There, it is found out first 
 Where nothing changes a watch says now and then just that. Where it is silent another coordinator is asked what it would say, and
 rarely where it isn't.
 
+An address that was given may lead to another cluster's coordinator one day: that one knows none of this one's queues, as if they had been
+deleted, and its ZooKeeper is another one. Who coordinates which cluster it tells; whose isn't that of the first answer is passed over.
+
 Coordinators are replaced one by one, while senders and readers run on for months, some of which ask nothing from one switch to the
 next. So one is asked now and then who coordinates by now, and soon after one had to be passed over. Where none answers of those that are
 known, ZooKeeper is, by whoever has a session there.
@@ -26,7 +29,7 @@ from typing import Any, Never, Self
 
 from seriatim.protocol import log, rpc, streams
 from seriatim.protocol.clock import boottime_s
-from seriatim.protocol.errors import DeadlineOver, InvalidArgument, SeriatimError, Unreachable
+from seriatim.protocol.errors import DeadlineOver, InvalidArgument, SeriatimError, UnknownQueue, Unreachable
 from seriatim.protocol.names import is_host_and_port
 from seriatim.protocol.registration import CoordinatorRegistration
 from seriatim.protocol.seriatim_pb2 import DescribeClusterReply, DescribeClusterRequest, QueueRequest, QueueView
@@ -90,6 +93,7 @@ class Coordinators:
     def __init__(self, coordinators: str | Iterable[str] | None) -> None:
         self.problem = ""
         self.registered: Callable[[], Awaitable[Mapping[str, CoordinatorRegistration]]] | None = None
+        self._cluster = ""  # which one these coordinate, once one has told
         self._is_outside: bool | None = None  # whether addresses are told that reach from there, where that is told
         self._addresses = addresses_of(coordinators)
         self._given = frozenset(self._addresses)
@@ -172,8 +176,7 @@ class Coordinators:
             while unasked or asked:
                 if unasked:
                     address = unasked.pop(0)
-                    call = rpc.call(getattr(self._stub(address), method), request, timeout_s, address)
-                    asked[asyncio.ensure_future(call)] = address
+                    asked[asyncio.ensure_future(self._ask(address, method, request, timeout_s))] = address
                 await asyncio.wait(asked, timeout=SILENCE_S if unasked else None, return_when=asyncio.FIRST_COMPLETED)
                 for task in [one for one in asked if one.done()]:
                     address = asked.pop(task)
@@ -201,7 +204,7 @@ class Coordinators:
         problems: list[SeriatimError] = []
         for address in list(self._addresses):
             try:
-                return await rpc.call(getattr(self._stub(address), method), request, timeout_s, address)
+                return await self._ask(address, method, request, timeout_s)
             except DeadlineOver as error:
                 if not method.startswith(_REPEATABLE):
                     raise DeadlineOver(
@@ -212,6 +215,29 @@ class Coordinators:
                 problems.append(error)
             self._pass_over(address)
         raise self._unreachable(problems)
+
+    async def _ask(self, address: str, method: str, request: Any, timeout_s: float) -> Any:
+        """Call one. Raises as `rpc.call`, and Unreachable where it coordinates another cluster."""
+        try:
+            answer = await rpc.call(getattr(self._stub(address), method), request, timeout_s, address)
+        except UnknownQueue:
+            await self._check_address(address)
+            raise
+        if isinstance(answer, DescribeClusterReply):
+            self._check_cluster(address, answer.cluster)
+            self._cluster = self._cluster or answer.cluster
+        return answer
+
+    async def _check_address(self, address: str) -> None:
+        """Raises Unreachable where another cluster's coordinator has it by now, or nobody can tell."""
+        if self._cluster:
+            stub: Any = self._stub(address)
+            reply = await rpc.call(stub.DescribeCluster, DescribeClusterRequest(), _EACH_S, address)
+            self._check_cluster(address, reply.cluster)
+
+    def _check_cluster(self, address: str, cluster: str) -> None:
+        if cluster and self._cluster not in {"", cluster}:
+            raise Unreachable(f"{address} is a coordinator of cluster {cluster!r}, and not of {self._cluster!r}")
 
     def _unreachable(self, problems: list[SeriatimError]) -> Unreachable:
         """What is told where none could do it: best what one of them says, as that ZooKeeper doesn't answer."""
@@ -251,6 +277,7 @@ class Coordinators:
             stream: Any = self._stub(address).WatchQueue(request)
             try:
                 while (view := await self._next_view(stream, address, request, told)) is not None:
+                    self._check_cluster(address, view.cluster)
                     pause_s, told = _PAUSE_S, view
                     yield view
             except SeriatimError as error:
@@ -278,6 +305,9 @@ class Coordinators:
                     if await self._is_overtaken(address, request, told):
                         return None
                 view = reading.result()
+            except UnknownQueue:
+                await self._check_address(address)
+                raise
             finally:
                 reading.cancel()
                 await asyncio.gather(reading, return_exceptions=True)
@@ -299,6 +329,8 @@ class Coordinators:
         try:
             async with asyncio.timeout(_EACH_S):
                 view = await _read(stream, other)
+            if view is not None:
+                self._check_cluster(other, view.cluster)
         except (TimeoutError, SeriatimError):
             self._pass_over(other)
             return False

@@ -2,6 +2,7 @@
 
 A broker's connections and its disk's files are counted together. Where none is left, it can't open the next file that it has to write, and its
 disk counts as failed until the process ends: a port scan, or clients that leak connections, would take both members out of service.
+A coordinator without any never comes back to ZooKeeper, nor to a broker, as long as its clients stay.
 """
 
 from __future__ import annotations

@@ -10,17 +10,19 @@ process that stands for election adds `elected`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Self
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
+from seriatim.protocol import rpc
 from seriatim.protocol.errors import InvalidArgument
 from seriatim.protocol.names import checked_address
 
@@ -31,9 +33,9 @@ READY: Final = ""
 LIVE: Final = "live"
 ELECTED: Final = "elected"
 _LOOK_EVERY_S: Final = 0.5
-_THREADS: Final = 8
-_WATCHERS: Final = 4
-"""Each keeps a thread; whoever only asks is to find one."""
+_THREADS: Final = 12
+_KEPT: Final = 4
+"""So many of them who watch may keep, and so many who ask by reflection; whoever only asks is to find one."""
 
 
 class _Answers:
@@ -87,7 +89,7 @@ class _BlockingHealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[m
 
     def __init__(self, answers: _Answers) -> None:
         self._answers = answers
-        self._room = threading.Semaphore(_WATCHERS)
+        self._room = threading.Semaphore(_KEPT)
 
     def Check(self, request: Any, context: Any) -> Any:
         if not self._answers.is_known(request.service):
@@ -98,9 +100,7 @@ class _BlockingHealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[m
         return self._answers.all()
 
     def Watch(self, request: Any, context: Any) -> Iterator[Any]:
-        if not self._room.acquire(blocking=False):
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{_WATCHERS} watch already; `Check` answers everybody")
-        try:
+        with _kept(self._room, context):
             told = None
             while context.is_active():
                 status = self._answers.status(request.service)
@@ -108,8 +108,30 @@ class _BlockingHealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[m
                     told = status
                     yield health_pb2.HealthCheckResponse(status=status)
                 time.sleep(_LOOK_EVERY_S)
-        finally:
-            self._room.release()
+
+
+class _BlockingReflection(reflection.ReflectionServicer):
+    """The same: a call lasts as long as the caller may ask something more."""
+
+    def __init__(self) -> None:
+        super().__init__((health.SERVICE_NAME, reflection.SERVICE_NAME))
+        self._room = threading.Semaphore(_KEPT)
+
+    def ServerReflectionInfo(self, request_iterator: Any, context: Any) -> Iterator[Any]:  # type: ignore[override] # its types know no answers
+        answers: Any = super().ServerReflectionInfo
+        with _kept(self._room, context):
+            yield from answers(request_iterator, context)
+
+
+@contextlib.contextmanager
+def _kept(room: threading.Semaphore, context: Any) -> Iterator[None]:
+    """A thread is, meanwhile; a call that finds no room ends."""
+    if not room.acquire(blocking=False):
+        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{_KEPT} such calls last already; `Check` answers everybody")
+    try:
+        yield
+    finally:
+        room.release()
 
 
 def add_health(server: grpc.aio.Server, service: str, is_ready: Claim) -> None:
@@ -117,7 +139,8 @@ def add_health(server: grpc.aio.Server, service: str, is_ready: Claim) -> None:
     # Said by the loop itself: where that stands still, nobody is answered.
     answers = _Answers({READY: is_ready, service: is_ready, LIVE: lambda: True})
     health_pb2_grpc.add_HealthServicer_to_server(_HealthServicer(answers), server)
-    _add_reflection(server, (service,))
+    services = service, health.SERVICE_NAME, reflection.SERVICE_NAME
+    reflection.enable_server_reflection(services, server)
 
 
 class HealthServer:
@@ -133,9 +156,9 @@ class HealthServer:
     def __enter__(self) -> Self:
         """Raises InvalidArgument where the address can't be listened on."""
         checked_address(self._address, "what listens for health checks", least_port=0)
-        server = grpc.server(ThreadPoolExecutor(_THREADS), options=[("grpc.so_reuseport", 0)])
+        server = grpc.server(ThreadPoolExecutor(_THREADS), options=rpc.server_options())
         health_pb2_grpc.add_HealthServicer_to_server(_BlockingHealthServicer(self._answers), server)
-        _add_reflection(server, ())
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(_BlockingReflection(), server)
         try:
             self.port = server.add_insecure_port(self._address)
         except RuntimeError as error:
@@ -148,10 +171,6 @@ class HealthServer:
         if self._server is not None:
             self._server.stop(0).wait()
             self._server = None
-
-
-def _add_reflection(server: grpc.Server | grpc.aio.Server, services: Iterable[str]) -> None:
-    reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
 
 
 def ask(address: str, service: str, timeout_s: float) -> str:

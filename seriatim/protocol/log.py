@@ -35,16 +35,38 @@ FLUSH_S = 1.0
 """So long who ends waits for somebody to take more of it."""
 _AT_ONCE_BYTES = 65536
 _TRIED = ("Connection dropped: ", "Connection time-out: ", "Cannot resolve ")
-_ALWAYS_AND_NOTHING = ("Transition to CONNECTING", "Failed connecting to Zookeeper within the connection retry policy")
-"""What kazoo says beside that each time, and when it is stopped."""
+_ALWAYS_AND_NOTHING = (
+    "Transition to CONNECTING",
+    "Exception raised during deserialization of request: Connect(",
+    "Failed connecting to Zookeeper within the connection retry policy",
+)
+"""What kazoo says beside that each time, with a traceback where another server has the port, and when it is stopped."""
 
 
-class KeyValueLogger:
+class _TellsAgain:
+    """What goes on is told once a minute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told_at_s: dict[str, float] = {}
+
+    def _is_due(self, what: str) -> bool:
+        """Whether it is to be told now, which is remembered."""
+        now_s = time.monotonic()
+        if now_s - self._told_at_s.get(what, -math.inf) < AGAIN_S:
+            return False
+        if len(self._told_at_s) >= _REMEMBERED:
+            self._told_at_s.clear()
+        self._told_at_s[what] = now_s
+        return True
+
+
+class KeyValueLogger(_TellsAgain):
     """Logs an event with its keys; the values are formatted only where the line is written."""
 
     def __init__(self, logger: logging.Logger) -> None:
+        super().__init__()
         self._logger = logger
-        self._told_at_s: dict[str, float] = {}
 
     def debug(self, event: str, **keys: Any) -> None:
         self._write(logging.DEBUG, event, keys)
@@ -56,11 +78,7 @@ class KeyValueLogger:
         """As `info`, of what is met at each try for as long as it lasts: the same is told again after a minute."""
         if not self._logger.isEnabledFor(logging.INFO):
             return
-        line, now_s = _line(event, keys), time.monotonic()
-        if now_s - self._told_at_s.get(line, -math.inf) >= AGAIN_S:
-            if len(self._told_at_s) >= _REMEMBERED:
-                self._told_at_s.clear()
-            self._told_at_s[line] = now_s
+        if self._is_due(_line(event, keys)):
             self.info(event, **keys, cause_id=cause_id)
 
     def warning(self, event: str, **keys: Any) -> None:
@@ -307,24 +325,18 @@ def _without_gone_callers(record: logging.LogRecord) -> bool:
     return True
 
 
-class _TellsAgain(logging.Filter):
+class _OfALibrary(_TellsAgain, logging.Filter):
     """What a library says many times a second, for as long as it lasts, is told once a minute, in our words."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._told_at_s: dict[str, float] = {}
-
     def _is_told(self, record: logging.LogRecord, part: str, event: str, reason: str) -> bool:
-        now_s = time.monotonic()
-        if now_s - self._told_at_s.get(reason, -math.inf) < AGAIN_S:
+        if not self._is_due(reason):
             return False
-        self._told_at_s[reason] = now_s
         record.name, record.msg, record.args = f"seriatim.{part}", _line(event, {"reason": reason}), ()
         record.exc_info = None
         return True
 
 
-class _SearchForZooKeeper(_TellsAgain):
+class _SearchForZooKeeper(_OfALibrary):
     """kazoo tells of each try to reach a server."""
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -337,7 +349,7 @@ class _SearchForZooKeeper(_TellsAgain):
         return self._is_told(record, "zookeeper", "it can't be reached, and is tried again", reason)
 
 
-class _NoMoreConnections(_TellsAgain):
+class _NoMoreConnections(_OfALibrary):
     """asyncio tells a hundred times a second, with a traceback, that there is no descriptor left for who connects."""
 
     def filter(self, record: logging.LogRecord) -> bool:

@@ -78,6 +78,8 @@ Reply = TypeVar("Reply")
 Stub = TypeVar("Stub")
 
 
+HANDED_BACK_S = 0.01
+"""gRPC hands back a call that was cancelled so much later at most. One that it can't, as its loop was closed, or gRPC itself has ended, stays in memory for good."""
 _ENDING_S = 1.0
 _THREADS = frozenset(("event_engine", "grpc_global_tim", "lifeguard"))
 """Of gRPC's core, as the system calls them: there as long as it is in use, and some ten milliseconds more."""
@@ -197,13 +199,20 @@ class Connections(Generic[Stub]):
         for to in gone:
             with contextlib.suppress(Exception):
                 await to.close(None)
+        if gone:
+            await asyncio.sleep(HANDED_BACK_S)  # while they keep gRPC going
+
+
+def server_options(*, has_batches: bool = False) -> list[tuple[str, Any]]:
+    """Seriatim's limits, also for a server on threads."""
+    return [*_SERVER_OPTIONS, *(_BATCHES if has_batches else _SMALL)]
 
 
 def server(interceptors: Sequence[Any] = (), *, has_batches: bool = False) -> grpc.aio.Server:
     """A server with Seriatim's limits; add servicers, then `listen`, then start it. `has_batches`: of brokers, see `channel`."""
-    options = [*_SERVER_OPTIONS, *(_BATCHES if has_batches else _SMALL)]
-    if has_batches:
-        options.append(("grpc.max_allowed_incoming_connections", descriptors.share(4)))
+    # A broker takes direct streams besides; a coordinator may have two servers.
+    most = descriptors.share(4 if has_batches else 3)
+    options = [*server_options(has_batches=has_batches), ("grpc.max_allowed_incoming_connections", most)]
     return grpc.aio.server(options=options, interceptors=interceptors)
 
 

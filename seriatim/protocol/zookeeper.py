@@ -551,7 +551,7 @@ class ZooKeeperSession:
         if time.monotonic() - self._turned_away_s < _TURNED_AWAY_S:
             return Unreachable(
                 f"ZooKeeper takes connections at {self.hosts} and gives no session: it may have no majority, too many "
-                "connections from one address (maxClientCnxns), or older data than it had"
+                "connections from one address (maxClientCnxns), or older data than it had; or another server has the port"
             )
         return Unreachable(f"ZooKeeper doesn't answer at {self.hosts}")
 

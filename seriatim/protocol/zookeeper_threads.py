@@ -9,7 +9,6 @@ is no way for an event loop, and the end where it is kazoo's thread itself that 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
@@ -38,6 +37,8 @@ END_S = 2.0
 _LOOK_S = 1.0
 """How late a wait that has begun may notice that the session is to end."""
 _STANDS_STILL = "this process's event loop stands still"
+_NO_ANSWER = IndexError, MemoryError, RuntimeError, TypeError, ValueError, struct.error
+"""So kazoo takes bytes that can't be what ZooKeeper says; memory is short where four of them are taken for a length."""
 _ENDED = select.POLLHUP | select.POLLERR | select.POLLNVAL
 """Reading and writing will both say so."""
 
@@ -105,7 +106,8 @@ class Connection(ConnectionHandler):  # type: ignore[misc] # kazoo has no types
         kazoo looks one name up after the other, each time: where the first name server of three is gone, that takes 5 s a name, longer than a
         session has, and with three names longer than a server's start may take.
         """
-        looked_up: queue.SimpleQueue[None] = queue.SimpleQueue()
+        # No SimpleQueue, whose `get` may wait on where its time-out has run out by the time it begins (see `Waking`).
+        looked_up = threading.Semaphore(0)
         hosts = self.client.hosts  # others from one moment to the next, where its session is led elsewhere
         for host, port in hosts:
             try:
@@ -114,16 +116,16 @@ class Connection(ConnectionHandler):  # type: ignore[misc] # kazoo has no types
                 # No thread is given out any more: Python's main thread has returned, or there are too many.
                 self._look_up(host, port, looked_up)
         until_s = time.monotonic() + LOOK_UP_S
-        with contextlib.suppress(queue.Empty):
-            for _ in hosts:
-                is_any_known = any(host in self._found for host in hosts)
-                looked_up.get(timeout=max(0.0, until_s - time.monotonic()) if is_any_known else None)
+        for _ in hosts:
+            is_any_known = any(host in self._found for host in hosts)
+            if not looked_up.acquire(timeout=max(0.0, until_s - time.monotonic()) if is_any_known else None):
+                break
         found = [one for host in hosts for one in self._found.get(host, ())]
         if self.client.randomize_hosts:
             random.shuffle(found)
         return found
 
-    def _look_up(self, host: str, port: int, looked_up: queue.SimpleQueue[None]) -> None:
+    def _look_up(self, host: str, port: int, looked_up: threading.Semaphore) -> None:
         try:
             addresses = socket.getaddrinfo(host, port, 0, 0, socket.IPPROTO_TCP)
         except OSError as error:
@@ -131,12 +133,25 @@ class Connection(ConnectionHandler):  # type: ignore[misc] # kazoo has no types
         else:
             self._found[host, port] = [(host, str(address[4][0]), port) for address in addresses]
         finally:
-            looked_up.put(None)
+            looked_up.release()
 
     def _connect_loop(self, retry: Any) -> Any:
         if self._stands_still():
             raise ForceRetryError(_STANDS_STILL)
         return super()._connect_loop(retry)
+
+    def _connect(self, *to: Any) -> Any:
+        """As kazoo's, but that a first answer that can't be one ends the connection, too, and leaves nothing behind.
+
+        Another server may have the port (the first four bytes of an HTTP server's are a length of 1.2 GB), or a bit was flipped on its way.
+        """
+        client = self.client
+        session = client._session_id, client._session_passwd  # noqa: SLF001
+        try:
+            return super()._connect(*to)
+        except _NO_ANSWER as error:
+            client._session_id, client._session_passwd = session  # noqa: SLF001
+            raise ConnectionDropped(f"a first answer that can't be one: {error!r}") from error
 
     def _send_ping(self, connect_timeout: float) -> None:
         if self._stands_still():
@@ -146,7 +161,7 @@ class Connection(ConnectionHandler):  # type: ignore[misc] # kazoo has no types
     def _read_socket(self, read_timeout: float) -> Any:
         try:
             return super()._read_socket(read_timeout)
-        except (RuntimeError, IndexError, ValueError, MemoryError, struct.error) as error:
+        except _NO_ANSWER as error:
             raise ConnectionDropped(f"an answer that can't be one: {error}") from error
 
     def _read_watch_event(self, buffer: bytes, offset: int) -> None:

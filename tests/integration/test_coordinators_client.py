@@ -23,6 +23,7 @@ class Coordinator(CoordinatorServicer):
 
     def __init__(self, version=0, *, is_silent=False):
         self.version = version
+        self.cluster = "one"
         self.named = []
         self.is_outside = None
         self.is_silent = is_silent
@@ -52,7 +53,7 @@ class Coordinator(CoordinatorServicer):
     async def DescribeCluster(self, request, context):  # noqa: N802 - gRPC's name
         if self.is_silent:
             await self._silence()
-        return pb.DescribeClusterReply(coordinators=self.named, is_outside=self.is_outside)
+        return pb.DescribeClusterReply(cluster=self.cluster, coordinators=self.named, is_outside=self.is_outside)
 
     @rpc.answers_errors
     async def AcquireSend(self, request, context):  # noqa: N802 - gRPC's name
@@ -74,7 +75,29 @@ class Coordinator(CoordinatorServicer):
         return await self._answer(request)
 
     async def WatchQueue(self, request, context):  # noqa: N802 - gRPC's name
-        yield pb.QueueView(queue=request.queue, chain_version=self.version)
+        yield pb.QueueView(queue=request.queue, chain_version=self.version, cluster=self.cluster)
+
+
+class Elsewhere(Coordinator):
+    """Of another cluster, which has no such queue, or another one of its name."""
+
+    def __init__(self, *, has_one=False):
+        super().__init__(9)
+        self.cluster = "other"
+        self.has_one = has_one
+        self.named = ["127.0.0.1:1"]
+
+    @rpc.answers_errors
+    async def AcquireSend(self, request, context):  # noqa: N802 - gRPC's name
+        raise UnknownQueue("there is no queue with id 7")
+
+    @rpc.stream_answers_errors
+    async def WatchQueue(self, request, context):  # noqa: N802 - gRPC's name
+        self.is_asked.set()
+        if not self.has_one:
+            raise UnknownQueue("there is no queue q")
+        yield pb.QueueView(queue=request.queue, chain_version=self.version, cluster=self.cluster)
+        await self._silence()
 
 
 async def start(servicer, port=0):
@@ -422,6 +445,58 @@ def test_a_watch_goes_on_at_another_coordinator():
                     break
         await second.stop(None)
         assert seen == [1, 2]
+
+    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+
+
+@pytest.mark.parametrize("has_token", [True, False])
+def test_another_cluster_s_coordinator_at_a_known_address_ends_and_leads_nobody(has_token):
+    """One that coordinated months ago, and whose address was handed on: senders ended, as their queue was deleted, once they were led there."""
+
+    async def scenario():
+        ours, theirs = Coordinator(1), Elsewhere()
+        (server, one), (other, two) = await start(ours), await start(theirs)
+        ours.named = [one]
+        request = pb.AcquireSendRequest(queue="q", queue_id=7, token=3 if has_token else 0)
+        async with Coordinators(f"{one},{two}") as coordinators:
+            described = await coordinators.call("DescribeCluster", pb.DescribeClusterRequest())
+            await server.stop(None)
+            for method, asked in (("AcquireSend", request), ("DescribeCluster", pb.DescribeClusterRequest())):
+                with pytest.raises(Unreachable, match="is a coordinator of cluster 'other', and not of 'one'"):
+                    await coordinators.call(method, asked)
+            server, _ = await start(ours, int(one.rsplit(":", 1)[1]))
+            granted = await coordinators.call_within("AcquireSend", request, DEADLINE_S)
+            assert (described.cluster, granted.grant.epoch) == ("one", 1)
+            assert set(coordinators._addresses) == {one, two}
+        await server.stop(None)
+        await other.stop(None)
+
+    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+
+
+@pytest.mark.parametrize("has_one", [True, False])
+def test_a_watch_passes_over_another_cluster_s_coordinator(has_one):
+    async def scenario():
+        ours, theirs = Coordinator(1), Elsewhere(has_one=has_one)
+        (server, one), (other, two) = await start(ours), await start(theirs)
+
+        async def come_back():
+            await theirs.is_asked.wait()
+            return await start(Coordinator(2), int(one.rsplit(":", 1)[1]))
+
+        coming = asyncio.create_task(come_back())
+        async with Coordinators(f"{one},{two}") as coordinators:
+            await coordinators.call("DescribeCluster", pb.DescribeClusterRequest())
+            seen = []
+            async for view in coordinators.watch("q"):
+                seen.append(view.chain_version)
+                await server.stop(None)
+                if seen[-1] != 1:
+                    break
+            assert seen == [1, 2]
+        server, _ = await coming
+        await server.stop(None)
+        await other.stop(None)
 
     asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
 

@@ -7,16 +7,20 @@ import contextlib
 import functools
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from seriatim.broker_group.process import BrokerSettings, serve
@@ -170,21 +174,47 @@ def test_a_door_for_outside_needs_what_to_tell_there() -> None:
         CoordinatorSettings("z:2181", listen_outside="0.0.0.0:1").check()
 
 
-def test_many_who_watch_keep_nobody_from_asking() -> None:
-    """As load balancers do; a probe that isn't answered ends the process."""
+def watching(channel: grpc.Channel, _: threading.Event) -> Any:
+    return health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=60)
+
+
+def reflecting(channel: grpc.Channel, is_over: threading.Event) -> Any:
+    """As a tool does that may ask something more."""
+    asked = chain([reflection_pb2.ServerReflectionRequest(list_services="")], iter(is_over.wait, True))
+    return reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(asked, timeout=60)
+
+
+@pytest.mark.parametrize("begin", [watching, reflecting])
+def test_many_who_keep_a_thread_keep_nobody_from_asking(begin: Callable[[grpc.Channel, threading.Event], Any]) -> None:
+    """As load balancers, and tools, do; a probe that isn't answered ends the process."""
+    is_over = threading.Event()
     with HealthServer("127.0.0.1:0", {"": lambda: True}) as server, contextlib.ExitStack() as calls:
         address = f"127.0.0.1:{server.port}"
         channel = calls.enter_context(grpc.insecure_channel(address))
+        calls.callback(is_over.set)
         codes = []
         for _ in range(20):
-            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=60)
-            calls.callback(watch.cancel)
+            call = begin(channel, is_over)
+            calls.callback(call.cancel)
             try:
-                next(watch)
+                next(call)
             except grpc.RpcError as error:
                 codes.append(error.code())
         assert ask(address, "", 30) == "SERVING"
         assert set(codes) == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+
+
+def test_who_is_gone_without_a_word_keeps_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Left alone, gRPC asks after two hours whether a caller is still there: four whose machines had gone were all who could watch."""
+    quick = [(name, 100 if name == "grpc.keepalive_time_ms" else value) for name, value in rpc._SERVER_OPTIONS]
+    monkeypatch.setattr(rpc, "_SERVER_OPTIONS", quick)
+    with (
+        HealthServer("127.0.0.1:0", {"": lambda: True}) as server,
+        socket.create_connection(("127.0.0.1", server.port), 60) as silent,
+    ):
+        silent.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000000000040100000000"))
+        while silent.recv(4096):
+            pass
 
 
 def test_a_process_that_serves_nothing_else_answers_for_its_health(capsys: pytest.CaptureFixture[str]) -> None:

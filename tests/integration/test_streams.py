@@ -617,19 +617,22 @@ def test_who_takes_a_connection_and_says_nothing_isnt_waited_for(monkeypatch: py
 
 
 async def listening(way: str) -> tuple[int, Callable[[], Awaitable[None]]]:
-    """Where a broker takes connections, and how to end that."""
+    """Where a broker, or a coordinator, takes connections, and how to end that."""
     if way == "direct":
         server = batch_streams.direct_server(*[answer_each] * 5)
         return await server.listen("127.0.0.1", 0), server.stop
-    by_grpc = rpc.server(has_batches=True)
+    by_grpc = rpc.server(has_batches=way == "grpc")
     port = rpc.listen(by_grpc, "127.0.0.1:0")
     await by_grpc.start()
     return port, lambda: by_grpc.stop(0)
 
 
-@pytest.mark.parametrize("way", ["direct", "grpc"])
-def test_who_connects_leaves_files_to_the_disk(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some hundred strangers, where a process may have a thousand files open, and both members' disks counted as failed."""
+@pytest.mark.parametrize("way", ["direct", "grpc", "coordinator"])
+def test_who_connects_leaves_files_to_the_disk_and_to_zookeeper(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some hundred strangers, where a process may have a thousand files open, and both members' disks counted as failed.
+
+    A coordinator's clients had all its files; when ZooKeeper was back from a restart, it wasn't, as long as they stayed.
+    """
     monkeypatch.setattr(descriptors, "share", lambda _: 3)
     monkeypatch.setattr(direct, "OPENING_S", 10 * WAIT_S)
     monkeypatch.setattr(direct, "STRANGER_LINGER_S", 0.01)

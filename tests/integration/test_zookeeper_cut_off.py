@@ -13,12 +13,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
 
+from seriatim.protocol import zookeeper_threads
 from seriatim.protocol.errors import Unreachable
 from seriatim.protocol.zookeeper import NotAllowed, SessionState, ZooKeeperSession
 from seriatim.protocol.zookeeper_threads import Handler
@@ -381,3 +383,22 @@ def test_who_is_led_elsewhere_while_names_are_looked_up_waits_for_no_look_up_tha
     connection = session._client._connection
     threading.Thread(target=lambda: ended.put(connection._expand_client_hosts()), daemon=True).start()
     assert ended.get(timeout=30) == [("a.there.test", "127.0.0.1", 1)]
+
+
+def test_a_look_up_that_ends_as_its_time_runs_out_is_waited_for_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was waited for until it ended, were it minutes, where nothing of its time was left by the time the wait began."""
+    connection = ZooKeeperSession("a.there.test:1,b.there.test:1", 8)._client._connection
+    known = ("a.there.test", "127.0.0.1", 1)
+    connection._found["a.there.test", 1] = [known]
+    monkeypatch.setattr(connection, "_look_up", lambda *_: None)  # none of them ends
+    monkeypatch.setattr(zookeeper_threads, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    monkeypatch.setattr(zookeeper_threads, "LOOK_UP_S", 1e-9)
+
+    def looked_up() -> None:
+        for _ in range(2000):  # once in some hundred
+            assert connection._expand_client_hosts() == [known]
+
+    looking = threading.Thread(target=looked_up, daemon=True)
+    looking.start()
+    looking.join(60)
+    assert not looking.is_alive()

@@ -25,7 +25,7 @@ from seriatim.consumer.core.cursor import (
     ViewChanged,
     WakeAt,
 )
-from seriatim.consumer.core.view import ChainView, LinkView, Place, Side, SubscriptionView
+from seriatim.consumer.core.view import ChainView, Grant, LinkView, Place, Side, SubscriptionView
 from seriatim.protocol.chain import LinkState
 from seriatim.protocol.errors import InvariantBroken
 from seriatim.protocol.names import (
@@ -127,7 +127,7 @@ class World:
             head = self.consume_list[0] if self.consume_list else 0
             self.told[head] = self.generation
             where = place(head, self.cursors.get(head, 0))
-            self.happened(Granted(self.view(), SUBSCRIPTION, Generation(self.generation), where))
+            self.happened(Granted(self.view(), Grant(SUBSCRIPTION, Generation(self.generation)), where))
 
     def commit(self, outcome: str) -> None:
         if not self.commits:
@@ -165,7 +165,7 @@ class World:
 
 
 def ask(world: World, data: st.DataObject) -> None:
-    if world.state.is_granted and world.state.generation == world.generation:
+    if world.state.grant is not None and world.state.grant.generation == world.generation:
         epoch = data.draw(st.integers(max(1, world.state.wanted.epoch), world.listed))
         most = world.lengths[epoch - 1] + (0 if world.is_sealed(epoch) else 2)  # beyond an end that isn't known yet
         world.happened(CommitAsked(place(epoch, data.draw(st.integers(0, most)))))
@@ -207,7 +207,8 @@ def test_all_the_application_is_done_with_is_committed_in_the_end(lengths: list[
     head = world.consume_list[0] if world.consume_list else world.listed
     there = place(head, world.cursors.get(head, 0) if world.consume_list else lengths[head - 1])
     assert world.offset(there) >= world.offset(world.state.wanted)
-    assert world.state.generation == world.generation
+    assert world.state.grant is not None
+    assert world.state.grant.generation == world.generation
 
 
 def test_a_commit_beyond_the_head_waits_until_the_head_is_drained() -> None:
@@ -281,7 +282,7 @@ def test_what_was_committed_stays_so_where_all_links_were_let_go() -> None:
     without = replace(world.view(), links=(), version=ChainVersion(9))
     world.happened(ViewChanged(without))
     # It wasn't sure of its session for a moment, and asked again.
-    world.happened(Granted(without, SUBSCRIPTION, Generation(1), place(0, 0)))
+    world.happened(Granted(without, Grant(SUBSCRIPTION, Generation(1)), place(0, 0)))
     assert world.state.committed == world.state.wanted
     assert world.state.committed == place(1, 5)
 

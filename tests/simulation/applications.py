@@ -12,9 +12,9 @@ from unittest import mock
 
 from seriatim.consumer import Consumer, RangeReader, range_reader
 from seriatim.consumer.core.rows import decoded
-from seriatim.consumer.core.view import Place
+from seriatim.consumer.core.view import Grant, Place
 from seriatim.consumer.range_reader import Positions
-from seriatim.consumer.session import Grant, ReaderSession
+from seriatim.consumer.session import ReaderSession
 from seriatim.consumer.spark.ranges import offset_after, promised_ranges
 from seriatim.producer.buffer import Buffer
 from seriatim.producer.core.batching import BatchLimits

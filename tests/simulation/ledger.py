@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from seriatim.consumer.session import Grant
+from seriatim.consumer.core.view import Grant
 from seriatim.protocol.chain import Certificate, Link, Subscription
 from seriatim.protocol.record import Headers, Record
 from tests.simulation.loop import SimulatedLoop

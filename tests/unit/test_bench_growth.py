@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.growth import backlog, command
+from bench.growth.cluster import GrownCluster
 from bench.growth.findings import Finding, read, write
 
 MACHINE = {"began": "today", "cores": 2, "load_average": [0.5, 0.5, 0.5]}
@@ -52,6 +53,18 @@ def test_a_case_measured_later_stands_beside_what_is_there(tmp_path: Path) -> No
     write(found | {"queues": finding((64, [12.0]), case="queues")}, tmp_path)
     assert list(read(tmp_path)) == ["groups", "queues"]
     assert {path.name for path in tmp_path.glob("*.png")} == {"growth-groups.png", "growth-queues.png"}
+
+
+def test_who_runs_a_grown_cluster_is_asked_for_its_processes(tmp_path: Path) -> None:
+    """It was that of a cluster of two groups which was closed before: no process was found, to be killed or looked at."""
+    cluster = GrownCluster(tmp_path, groups=3)
+    try:
+        assert len(cluster.brokers) == 6
+        assert cluster.supervisor is cluster._cluster.supervisor
+        with pytest.raises(LookupError, match="g3-a doesn't run"):
+            cluster.pid("g3-a")
+    finally:
+        cluster.close()
 
 
 def test_a_backlog_that_does_not_fit_on_the_disk_is_not_begun() -> None:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from itertools import pairwise
 
 import pytest
@@ -7,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.outage import outage_s
+from seriatim.cli.failover import FailoverRun, Fault
 from seriatim.cli.measurement import (
     Standstill,
     milliseconds,
@@ -15,6 +19,9 @@ from seriatim.cli.measurement import (
     standstill,
     throughput,
 )
+from seriatim.cli.workload import Workload
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.errors import InvalidArgument
 
 
 def test_percentiles_are_of_the_nearest_rank():
@@ -115,3 +122,24 @@ def test_a_standstill_lies_between_two_events(times, harmed_at_s, lasts_s, shows
 def test_without_an_event_afterwards_there_is_no_standstill_to_tell():
     assert standstill([0.1, 0.2], 0.5, 1.0, 0.2) is None
     assert standstill([0.6], 0.5, 1.0, 0.2) is None
+
+
+def test_no_process_is_harmed_that_isnt_the_member(tmp_path):
+    """As one that by now has the number of a member which was killed together with its `seriatim up`."""
+    pids = tmp_path / "pids.json"
+    workload = Workload("", "load", 100, 200, 4)
+    run, member = FailoverRun(Fault.MASTER_KILL, workload, 1, pids, bool), pb.LinkMember(group="g1", member="a")
+    program = (sys.executable, "-c", "print(flush=True); input()", "--group", "g1", "--member", "a", "--listen")
+    for listens_at, address in ("127.0.0.1:7000", "127.0.0.1:7000"), ("127.0.0.1:7001", "127.0.0.1:7000"):
+        with subprocess.Popen((*program, listens_at), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            process.stdout.readline()  # it has its arguments
+            pids.write_text(json.dumps({"g1-a": process.pid}))
+            member.address = address
+            if listens_at == address:
+                assert run._pid(member) == process.pid
+            else:
+                with pytest.raises(InvalidArgument, match="doesn't name the member"):
+                    run._pid(member)
+            process.communicate(b"\n")
+    with pytest.raises(InvalidArgument, match="doesn't name the member"):
+        run._pid(member)  # it has ended

@@ -28,7 +28,7 @@ from seriatim.consumer.core.reading_events import (
     Tick,
     ViewChanged,
 )
-from seriatim.consumer.core.view import ChainView, LinkView, Place, Side, SubscriptionView
+from seriatim.consumer.core.view import ChainView, Grant, LinkView, Place, Side, SubscriptionView
 from seriatim.protocol.chain import LinkState
 from seriatim.protocol.names import ChainVersion, Epoch, Generation, Incarnation, Index, Offset, SubscriptionId
 
@@ -47,7 +47,7 @@ def view(version: int, consume_list: tuple[int, ...], *links: LinkView) -> Chain
 
 
 def granted(seen: ChainView, epoch: int, index: int) -> Granted:
-    return Granted(seen, SUBSCRIPTION, GENERATION, Place(Epoch(epoch), Index(index)))
+    return Granted(seen, Grant(SUBSCRIPTION, GENERATION), Place(Epoch(epoch), Index(index)))
 
 
 class Commits:
@@ -151,7 +151,7 @@ def test_an_answer_from_before_a_seek_that_a_grant_tells_of_moves_nothing() -> N
     commits.happened(granted(seen, 1, 0))
     (order,) = commits.happened(CommitAsked(Place(Epoch(1), Index(9))))
     sought = replace(seen, subscriptions=(replace(seen.subscriptions[0], generation=Generation(2)),))
-    commits.happened(replace(granted(sought, 1, 2), generation=Generation(2)))
+    commits.happened(replace(granted(sought, 1, 2), grant=Grant(SUBSCRIPTION, Generation(2))))
     commits.happened(Committed(order.commit_id))
     assert commits.state.committed == commits.state.wanted == Place(Epoch(1), Index(2))
 
@@ -244,7 +244,7 @@ def test_what_failed_before_a_seek_holds_nothing_up_after_it() -> None:
     sought = replace(
         seen, version=ChainVersion(2), subscriptions=(replace(seen.subscriptions[0], generation=Generation(2)),)
     )
-    commits.happened(replace(granted(sought, 1, 0), generation=Generation(2)))
+    commits.happened(replace(granted(sought, 1, 0), grant=Grant(SUBSCRIPTION, Generation(2))))
     (order,) = commits.happened(CommitAsked(Place(Epoch(1), Index(2))))
     assert (order.index, order.side.member) == (2, "b")
     assert (commits.state.failures, commits.state.failure) == (0, "")

@@ -17,11 +17,10 @@ import pytest
 from seriatim.consumer import client, fetching, handover, loop, range_reader
 from seriatim.consumer.client import Consumer
 from seriatim.consumer.core.rows import Delivery
-from seriatim.consumer.core.view import ChainView, LinkView, Place, Side
+from seriatim.consumer.core.view import ChainView, Grant, LinkView, Place, Side
 from seriatim.consumer.fetching import Fetcher
 from seriatim.consumer.loop import LoopThread
 from seriatim.consumer.range_reader import RangeReader
-from seriatim.consumer.session import Grant
 from seriatim.consumer.subscriber import Subscriber
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import RecordColumns, encode

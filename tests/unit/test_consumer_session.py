@@ -174,7 +174,7 @@ def test_who_reads_hears_with_each_grant_what_of_the_queue_is_read() -> None:
 
     async def run() -> None:
         session = reader(ZooKeeper(), [])
-        session.read_with(SimpleNamespace(happened=events.append))
+        session._fetcher = SimpleNamespace(happened=events.append)
         await session._acquire_until_granted()
 
     asyncio.run(run())

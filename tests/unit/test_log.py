@@ -335,6 +335,17 @@ def test_a_search_for_zookeeper_is_told_once_a_minute(
         assert line is None or re.fullmatch(STAMP + re.escape(line), lines[0])
 
 
+def test_a_search_for_servers_that_are_ever_others_fills_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where names lead to an address that is new each day, as a container's."""
+    told_at_s: dict[str, float] = {}
+    monkeypatch.setattr(log, "_REMEMBERED", 3)
+    monkeypatch.setattr(log._search, "_told_at_s", told_at_s)
+    for number in range(10):
+        said = f"Cannot resolve zk{number}: no such name"
+        assert log._search.filter(logging.LogRecord("kazoo.client", logging.WARNING, "", 0, said, (), None))
+        assert len(told_at_s) <= 3
+
+
 def test_that_nobody_can_connect_any_more_is_told_once(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import resource
 import socket
@@ -22,11 +23,11 @@ from kazoo.exceptions import (
     NotEmptyError,
     SessionExpiredError,
 )
-from kazoo.protocol.connection import DELETED_EVENT, WATCH_XID
+from kazoo.protocol.connection import DELETED_EVENT, WATCH_XID, ConnectionHandler
 from kazoo.protocol.serialization import Exists, ReplyHeader
 from kazoo.protocol.states import KeeperState
 
-from seriatim.protocol import zookeeper_threads
+from seriatim.protocol import log, zookeeper_threads
 from seriatim.protocol.errors import Unreachable
 from seriatim.protocol.zookeeper import BadVersion, NodeExists, NoNode, NotEmpty, SessionExpired, ZooKeeperSession
 from seriatim.protocol.zookeeper_threads import Handler
@@ -151,6 +152,51 @@ def test_a_change_told_in_bytes_that_were_damaged_ends_the_connection_and_not_ka
     connection._read_header = lambda timeout: (ReplyHeader(WATCH_XID, 0, 0), body, 0)
     with pytest.raises(ConnectionDropped):
         connection._read_socket(1)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        struct.pack("!iiiqi17x", 37, 0, 4000, 1, 16 - 2**31),
+        bytes(4),
+        struct.pack("!i", -1),
+    ],
+    ids=["another server's, larger than memory", "a bit flipped in the password's length", "empty", "less than empty"],
+)
+def test_a_first_answer_that_makes_no_sense_costs_the_connection_and_nothing_else(
+    answer: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ended kazoo's thread: whoever had the session waited for the next one as long as its process lived."""
+    read = ConnectionHandler._read
+
+    def read_with_little_memory(self: Any, size_bytes: int, timeout: float) -> Any:
+        if size_bytes > 1 << 30:
+            raise MemoryError
+        return read(self, size_bytes, timeout)
+
+    monkeypatch.setattr(ConnectionHandler, "_read", read_with_little_memory)
+    given = struct.pack("!iiiqi16s?", 37, 0, 4000, 1, 16, b"password", False)
+    asked: list[bytes] = []
+
+    def serve(listening: socket.socket) -> None:
+        for said in (answer, given):
+            connection, _ = listening.accept()
+            asked.append(connection.recv(1024))
+            connection.sendall(said)
+            with connection, contextlib.suppress(OSError):  # it may not have read all
+                connection.recv(1024)
+
+    async def scenario(port: int) -> None:
+        session = ZooKeeperSession(f"127.0.0.1:{port}", 60)
+        await session.start(60)
+        await session.stop()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=serve, args=(listening,), daemon=True).start()
+        asyncio.run(scenario(listening.getsockname()[1]))
+    assert len(set(asked)) == 1  # nothing of the first session is left
+    assert not [line for line in caplog.records if line.exc_info and log._search.filter(line)]
 
 
 def test_what_is_written_by_its_version_has_the_next_one_whatever_comes_back() -> None:

@@ -50,7 +50,7 @@ class Watch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._thread.end(self._end(), 2 * _TIMEOUT_S, lambda: None)
+        self._thread.end(self._end(), 2 * _TIMEOUT_S)
 
     def describe(self) -> pb.QueueView:
         """The queue now. Raises SeriatimErrors."""

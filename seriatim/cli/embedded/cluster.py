@@ -17,7 +17,7 @@ from typing import Self
 from seriatim.cli.embedded.errors import EmbeddedError, StartFailed
 from seriatim.cli.embedded.ports import LOCALHOST, PortBook
 from seriatim.cli.embedded.processes import ProcessSpec, Supervisor
-from seriatim.cli.embedded.zookeeper import ZooKeeperSettings, start_zookeeper
+from seriatim.cli.embedded.zookeeper import start_zookeeper
 
 COORDINATORS = 2
 DEFAULT_GROUPS = 3
@@ -165,9 +165,8 @@ class DevelopmentCluster:
             self._ports[name] = book.port(name, wanted=None if first is None else first + number)
 
     def _start_zookeeper(self, timeout_s: float) -> None:
-        directory, port = self.supervisor.directory / "zookeeper", self._ports["zookeeper"]
-        settings = ZooKeeperSettings(directory, port, is_restarted=self.settings.is_restarted)
-        start_zookeeper(self.supervisor, settings, timeout_s=timeout_s)
+        port, is_restarted = self._ports["zookeeper"], self.settings.is_restarted
+        start_zookeeper(self.supervisor, port, is_restarted=is_restarted, timeout_s=timeout_s)
 
     def _spec(self, name: str) -> ProcessSpec:
         common = ("--zookeeper", self.zookeeper, "--cluster", self.settings.name, "--listen", self.address(name))

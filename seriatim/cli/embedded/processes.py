@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import logging
 import os
 import queue
 import re
@@ -33,8 +32,9 @@ from typing import Self, TextIO
 
 from seriatim.cli.embedded import launcher
 from seriatim.cli.embedded.errors import DirectoryInUse, StartFailed
+from seriatim.protocol import log
 
-_log = logging.getLogger(__name__)
+_log = log.logger("server")
 
 _POLL_S = 0.02  # of waiting callers
 _LOOK_S = 0.05  # how late a death may be noticed
@@ -121,10 +121,10 @@ class Supervisor:
         """End a child: its stop signal, then SIGKILL after its stop timeout. Answers its exit status, None if it didn't run."""
         return self.stop_all([name]).get(name)
 
-    def stop_all(self, names: Iterable[str] | None = None) -> dict[str, int]:
-        """End the named children (default: all) at the same time; answers the exit status of those that ran."""
+    def stop_all(self, names: Iterable[str]) -> dict[str, int]:
+        """End the named children at the same time; answers the exit status of those that ran."""
         with self._guard:
-            chosen = [self._children[name] for name in (names or list(self._children)) if name in self._children]
+            chosen = [self._children[name] for name in names if name in self._children]
             for child in chosen:
                 child.is_stopping, child.restart_at_s = True, None
                 self._signal(child, child.spec.stop_signal)
@@ -134,7 +134,7 @@ class Supervisor:
             try:
                 child.process.wait(max(left_s, 0))
             except subprocess.TimeoutExpired:
-                _log.warning("stop timed out name=%s; killing it", child.spec.name)
+                _log.warning("stop timed out, it is killed", name=child.spec.name)
                 self._signal(child, signal.SIGKILL)
                 child.process.wait()
             _kill_group(child.process.pid)
@@ -265,8 +265,8 @@ class Supervisor:
                         child.backoff_s = _BACKOFF_FIRST_S
                     child.restart_at_s = now_s + child.backoff_s
                     _log.warning(
-                        "process died name=%s pid=%d status=%d restart_in_s=%.1f",
-                        child.spec.name, child.process.pid, child.process.returncode, child.backoff_s,
+                        "process died", name=child.spec.name, pid=child.process.pid, status=child.process.returncode,
+                        restart_in_s=round(child.backoff_s, 1),
                     )  # fmt: skip
                     _kill_group(child.process.pid)
                 elif child.restart_at_s is not None and now_s >= child.restart_at_s and not self._is_closed:
@@ -279,9 +279,8 @@ class Supervisor:
             self._spawn(child.spec, child.backoff_s)
         except OSError as error:  # nothing may end this thread: all children would end with it
             child.restart_at_s = now_s + child.backoff_s
-            _log.warning(
-                "process can't be started name=%s retry_in_s=%.1f error=%s", child.spec.name, child.backoff_s, error
-            )
+            retry_in_s = round(child.backoff_s, 1)
+            _log.warning("process can't be started", name=child.spec.name, retry_in_s=retry_in_s, error=error)
 
     # ------------------------------------------------------------------------------------------------------ parts
 
@@ -309,7 +308,7 @@ class Supervisor:
         except OSError as error:
             if self._unwritten != (reason := str(error)):
                 self._unwritten = reason
-                _log.warning("pids.json can't be written error=%s", reason)
+                _log.warning("pids.json can't be written", error=reason)
         else:
             self._written, self._unwritten = text, ""
 

@@ -12,7 +12,6 @@ import os
 import shutil
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -67,35 +66,27 @@ def class_path() -> str:
     return ":".join(map(str, jars))
 
 
-@dataclass(frozen=True, slots=True)
-class ZooKeeperSettings:
-    """One server."""
+def start_zookeeper(
+    supervisor: Supervisor,
+    port: int,
+    host: str = LOCALHOST,
+    *,
+    is_restarted: bool = False,
+    archive_options: tuple[str, ...] | None = None,
+    stop_timeout_s: float = _STOP_S,
+    timeout_s: float = 30.0,
+) -> None:
+    """Start ZooKeeper, whose folder in the supervisor's is made if missing and kept between starts, and wait until it answers.
 
-    directory: Path
-    """Its data, its settings and nothing else; made if missing, kept between starts."""
-    port: int
-    host: str = LOCALHOST
-    is_restarted: bool = False
-    archive_options: tuple[str, ...] | None = None
-    """Java's, about its class archive; None: use the one that there is, if any."""
-    stop_timeout_s: float = _STOP_S
-    """After this, SIGKILL."""
-
-    @property
-    def address(self) -> str:
-        """HOST:PORT."""
-        return f"{self.host}:{self.port}"
-
-
-def start_zookeeper(supervisor: Supervisor, settings: ZooKeeperSettings, *, timeout_s: float = 30.0) -> None:
-    """Start ZooKeeper and wait until it answers. Raises `Missing`, `PortInUse`, `StartFailed`."""
-    command = _command(settings)
-    if reason := obstacle(settings.port, settings.host):
+    `archive_options`: Java's, about its class archive; None: use the one that there is, if any. `stop_timeout_s`: after this, SIGKILL.
+    Raises `Missing`, `PortInUse`, `StartFailed`.
+    """
+    command = _command(supervisor.directory / NAME, port, host, archive_options)
+    if reason := obstacle(port, host):
         raise PortInUse(f"{NAME}: {reason}")
-    is_restarted, stop_timeout_s = settings.is_restarted, settings.stop_timeout_s
     supervisor.start(ProcessSpec(NAME, command, is_restarted=is_restarted, stop_timeout_s=stop_timeout_s))
     try:
-        supervisor.wait_until(NAME, lambda: answers(settings.host, settings.port), timeout_s=timeout_s)
+        supervisor.wait_until(NAME, lambda: answers(host, port), timeout_s=timeout_s)
     except StartFailed:
         supervisor.stop(NAME)
         raise
@@ -123,14 +114,13 @@ def mode(host: str, port: int, *, timeout_s: float = 1.0) -> str:
     return found.split(b"\n", 1)[0].decode()
 
 
-def _command(settings: ZooKeeperSettings) -> tuple[str, ...]:
+def _command(directory: Path, port: int, host: str, archive_options: tuple[str, ...] | None) -> tuple[str, ...]:
     """Write the settings of a server that stands alone; answer what to run."""
-    directory = settings.directory.resolve()
     (directory / "data").mkdir(parents=True, exist_ok=True)
     configuration = {
         "dataDir": directory / "data",
-        "clientPort": settings.port,
-        "clientPortAddress": settings.host,
+        "clientPort": port,
+        "clientPortAddress": host,
         "tickTime": _TICK_MS,
         "minSessionTimeout": _MIN_SESSION_MS,
         "maxSessionTimeout": _MAX_SESSION_MS,
@@ -140,7 +130,7 @@ def _command(settings: ZooKeeperSettings) -> tuple[str, ...]:
         "autopurge.purgeInterval": 1,
         "autopurge.snapRetainCount": 3,
     }
-    return server_command(directory, configuration, archive_options=settings.archive_options)
+    return server_command(directory, configuration, archive_options=archive_options)
 
 
 def server_command(
@@ -183,14 +173,14 @@ class EmbeddedZooKeeper:
     ) -> None:
         """Nothing starts yet. Without `port`, the directory's port is used again, or a free one is taken.
 
-        `archive_options`, `stop_timeout_s`: as in `ZooKeeperSettings`.
+        `archive_options`, `stop_timeout_s`: as in `start_zookeeper`.
         """
         self._directory = directory
         self._wanted_port = port
         self._host = host
         self._archive_options = archive_options
         self._stop_timeout_s = stop_timeout_s
-        self.settings: ZooKeeperSettings | None = None
+        self._port: int | None = None
         self.supervisor: Supervisor | None = None
 
     def __enter__(self) -> Self:
@@ -203,23 +193,23 @@ class EmbeddedZooKeeper:
     @property
     def address(self) -> str:
         """HOST:PORT; what kazoo calls hosts."""
-        if self.settings is None:
+        if self._port is None:
             raise StartFailed("ZooKeeper hasn't been started")
-        return self.settings.address
+        return f"{self._host}:{self._port}"
 
     def start(self, *, timeout_s: float = 30.0) -> None:
         """Start it and wait until it answers. Raises as `start_zookeeper`, and `DirectoryInUse`."""
         supervisor = Supervisor(self._directory)
         try:
-            port = PortBook(supervisor.directory).port(NAME, wanted=self._wanted_port)
-            self.settings = ZooKeeperSettings(
-                supervisor.directory / NAME,
-                port,
+            self._port = PortBook(supervisor.directory).port(NAME, wanted=self._wanted_port)
+            start_zookeeper(
+                supervisor,
+                self._port,
                 self._host,
                 archive_options=self._archive_options,
                 stop_timeout_s=self._stop_timeout_s,
+                timeout_s=timeout_s,
             )
-            start_zookeeper(supervisor, self.settings, timeout_s=timeout_s)
         except BaseException:
             supervisor.close()
             raise

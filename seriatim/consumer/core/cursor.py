@@ -17,9 +17,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from seriatim.consumer.core.view import START, ChainView, LinkView, Place, Side, SubscriptionView
+from seriatim.consumer.core.view import START, ChainView, Grant, LinkView, Place, Side, SubscriptionView
 from seriatim.protocol.chain import LinkState
-from seriatim.protocol.names import Epoch, Generation, Index, SubscriptionId
+from seriatim.protocol.names import Epoch, Generation, Index
 
 RETRY_FIRST_S = 0.05
 RETRY_MAX_S = 1.0
@@ -36,8 +36,7 @@ class Granted:
     """A coordinator's answer: the head of the consume list and the cursor in it; epoch 0: the list is empty."""
 
     view: ChainView
-    subscription_id: SubscriptionId
-    generation: Generation
+    grant: Grant
     head: Place
 
 
@@ -128,7 +127,7 @@ Effect = Commit | AcquireAgain | StartReading | Refuse | WakeAt
 
 @dataclass(frozen=True, slots=True)
 class CursorState:
-    """State. Nothing happens while `is_granted` is false.
+    """State. Nothing happens without a grant.
 
     head: epoch that takes this reader's commits; 0: the consume list is empty.
     committed <= wanted: see the module. Beyond what there is, `wanted` falls back to `committed`.
@@ -139,9 +138,7 @@ class CursorState:
     """
 
     view: ChainView | None = None
-    is_granted: bool = False
-    subscription_id: SubscriptionId = SubscriptionId(0)
-    generation: Generation = Generation(0)
+    grant: Grant | None = None
     head: Epoch = Epoch(0)
     committed: Place = START
     wanted: Place = START
@@ -198,16 +195,11 @@ def _granted(state: CursorState, event: Granted) -> Step:
     place, is_end = event.head, False
     if place.epoch == 0:
         place, is_end = _behind_all(event.view), True
-    is_going_on = state.is_granted and (state.generation, state.subscription_id) == (
-        event.generation,
-        event.subscription_id,
-    )
+    is_going_on = state.grant is not None and _is_same_cursor(state.grant, event.grant)
     after = replace(
         state,
         view=event.view,
-        is_granted=True,
-        subscription_id=event.subscription_id,
-        generation=event.generation,
+        grant=event.grant,
         head=event.head.epoch,
         is_acquiring=False,
         in_flight=None,
@@ -225,6 +217,10 @@ def _granted(state: CursorState, event: Granted) -> Step:
         return after, []
     after = replace(after, failures=0, failure="", avoid="", retry_at_s=0.0)
     return after, [StartReading(place, is_end)]
+
+
+def _is_same_cursor(before: Grant, after: Grant) -> bool:
+    return (before.subscription_id, before.generation) == (after.subscription_id, after.generation)
 
 
 def _behind_all(view: ChainView) -> Place:
@@ -278,13 +274,13 @@ def _is_beyond_both(state: CursorState, order: Commit) -> bool:
 
 
 def _settled(state: CursorState, now_s: float) -> Step:
-    view = state.view
-    if not state.is_granted or view is None or state.is_acquiring:
+    view, grant = state.view, state.grant
+    if grant is None or view is None or state.is_acquiring:
         return state, []
-    subscription = view.subscription(state.subscription_id)
+    subscription = view.subscription(grant.subscription_id)
     if subscription is None or view.is_deleted:
         return _waiting(state, "nothing: the subscription was deleted"), []
-    if _is_grant_over(state, subscription):
+    if _is_grant_over(grant, state.head, subscription):
         # A commit under way is void or repeated: the new grant says where the cursor is.
         return replace(state, is_acquiring=True, in_flight=None), [AcquireAgain()]
     link = view.link(state.head)
@@ -300,7 +296,7 @@ def _settled(state: CursorState, now_s: float) -> Step:
     side = _choice(link, state.avoid)
     if side is None:
         return _waiting(state, f"{link.master} or {link.slave}: neither is registered"), []
-    order = Commit(state.next_commit_id, state.generation, link.epoch, target, side)
+    order = Commit(state.next_commit_id, grant.generation, link.epoch, target, side)
     return replace(state, in_flight=order, next_commit_id=state.next_commit_id + 1, waiting_for=""), [order]
 
 
@@ -320,13 +316,13 @@ def _waiting(state: CursorState, reason: str) -> CursorState:
     return state if state.waiting_for == reason else replace(state, waiting_for=reason)
 
 
-def _is_grant_over(state: CursorState, subscription: SubscriptionView) -> bool:
+def _is_grant_over(grant: Grant, head: Epoch, subscription: SubscriptionView) -> bool:
     """Whether the subscription was sought, or the head link left the consume list, or the list has one again."""
-    if subscription.generation != state.generation:
+    if subscription.generation != grant.generation:
         return True
-    if state.head == 0:
+    if head == 0:
         return bool(subscription.consume_list)
-    return state.head not in subscription.consume_list
+    return head not in subscription.consume_list
 
 
 def _target(state: CursorState, link: LinkView) -> Index:

@@ -51,16 +51,16 @@ def check_cursor(before: CursorState, after: CursorState) -> None:
 
     Raises InvariantBroken.
     """
-    if not after.is_granted:
+    if after.grant is None:
         _check(after.in_flight is None, "a commit is under way without a grant")
         return
     _check(after.committed <= after.wanted, "more is committed than the application is done with")
     if after.in_flight is not None:
         order = after.in_flight
         _check(order.epoch == after.head, "a commit goes to another link than the head", epoch=order.epoch)
-        _check(order.generation == after.generation, "a commit carries an older generation")
+        _check(order.generation == after.grant.generation, "a commit carries an older generation")
         _check(Place(order.epoch, order.index) <= after.wanted, "a commit is beyond what the application is done with")
         _check(Place(order.epoch, order.index) > after.committed, "a commit goes back")
-    if before.is_granted and before.generation == after.generation:
+    if before.grant is not None and before.grant.generation == after.grant.generation:
         is_refused = before.beyond is not None and after.wanted == after.committed
         _check(after.wanted >= before.wanted or is_refused, "the cursor moved back without a seek")

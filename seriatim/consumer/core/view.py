@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from seriatim.protocol.chain import LinkState
 from seriatim.protocol.errors import InvalidArgument
-from seriatim.protocol.names import ChainVersion, Epoch, Generation, Incarnation, Index, Offset, SubscriptionId
+from seriatim.protocol.names import ChainVersion, Epoch, Generation, Incarnation, Index, Offset, SubscriptionId, Token
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -18,6 +18,15 @@ class Place:
 
     epoch: Epoch
     index: Index
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What an elected reader holds, in whose name it fetches and commits: fencing token, and the subscription's generation. All 0: nobody's."""
+
+    subscription_id: SubscriptionId = SubscriptionId(0)
+    generation: Generation = Generation(0)
+    token: Token = Token(0)
 
 
 _epoch_of = attrgetter("epoch")

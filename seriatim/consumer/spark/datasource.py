@@ -15,7 +15,6 @@ The partitioned stream reader is used, not the simple one: the latter fetches on
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -32,13 +31,14 @@ from seriatim.consumer.range_reader import Positions, RangeReader
 from seriatim.consumer.spark.columns import SCHEMA, arrow_batch
 from seriatim.consumer.spark.options import Place, SourceOptions, read_options
 from seriatim.consumer.spark.ranges import offset_after, offset_ranges, promised_ranges
+from seriatim.protocol import log
 from seriatim.protocol.errors import InvalidArgument, RefusedError
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-_log = logging.getLogger(__name__)
+_log = log.logger("replay")
 
 NAME: Final = "seriatim"
 
@@ -150,7 +150,7 @@ def _kept_start(options: SourceOptions, start: int, earliest: int) -> int:
             offset=start,
             earliest=earliest,
         )
-    _log.warning("records are gone queue=%s from=%d to=%d", options.queue, start, earliest)
+    _log.warning("records are gone", queue=options.queue, start=start, end=earliest)
     return earliest
 
 

@@ -106,10 +106,9 @@ class ReplayTerm:
         self._cursor = CursorKeeper(subscriber, term)
         self._application = Application(target, self._queue_id, term.fence, 0, self._read_range)
         self._failure: BaseException | None = None
-        self._failures = 0
         self._queries_failed = 0
         self._size = BatchSize(self._settings.max_records)
-        self._has_moved = False  # the target, by a micro-batch of the query that runs
+        self._has_moved = False  # the target, by a micro-batch of the last query
         self._began_at = 0
         self._is_busy = threading.Event()
         self._turn = threading.Lock()  # of the application, and of the connection to the target
@@ -141,12 +140,11 @@ class ReplayTerm:
         """Run queries until the term is over; one that failed is followed by another after a pause."""
         pause_s = _PAUSE_FIRST_S
         while not self._is_over:
-            failures = self._failures
             try:
                 self._stream()
             except (WorldError, RefusedError) as error:
                 self._judge(error)
-                pause_s = _PAUSE_FIRST_S if self._failures <= failures else min(_PAUSE_MAX_S, pause_s * 2)
+                pause_s = _PAUSE_FIRST_S if self._has_moved else min(_PAUSE_MAX_S, pause_s * 2)
                 self._tell_waiting(error, self._taking_less(error))
                 self._run.stopping.wait(pause_s)
 
@@ -175,7 +173,6 @@ class ReplayTerm:
             raise error
         if isinstance(error, PositionMoved):
             self._target.close()  # the server of before may still answer there, beside the one that has its address now
-        self._failures += 1
         if self._is_query_s_own(error) and self._does_queue_answer():
             self._queries_failed += 1
             if self._queries_failed >= _QUERIES_FAILED_MAX and not self._may_take_less:
@@ -194,6 +191,7 @@ class ReplayTerm:
 
     def _stream(self) -> None:
         settings = self._settings
+        self._has_moved = False
         claimed = self._claimed()
         positions = self._reader.positions()
         if claimed.offset > 0:
@@ -214,7 +212,6 @@ class ReplayTerm:
         self._failure = None
         self._began_at = start
         self._applied_id = self._passed_id = None
-        self._has_moved = False
         self._size.begin()
         self._worked_at_s = boottime_s()
         self._look_at_s = boottime_s() + _LOOK_EVERY_S
@@ -366,7 +363,7 @@ class ReplayTerm:
         if outcome.position > before:
             self._has_moved = True
             self._size.moved(boottime_s())
-            self._failures = self._queries_failed = 0
+            self._queries_failed = 0
         self._cursor.want(outcome.position)
         self._tell(outcome, took_s)
 

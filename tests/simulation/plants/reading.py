@@ -44,7 +44,7 @@ def _room_without_debt(state: reading.Reading) -> int:
 
 
 def _without_marks(right: Any, self: Fetcher, event: Any) -> None:
-    if not self.identity.subscription_id:
+    if not self.grant.subscription_id:
         if isinstance(event, StartArrived):
             event = replace(event, marks={})
         elif isinstance(event, ReadFrom | ViewChanged):
@@ -60,7 +60,7 @@ def _anew_where_the_view_lacks_it(right: Any, state: cursor.CursorState, event: 
     """Where the link of the last commit was let go, whatever of the next one was handed out."""
     is_lacking = event.view.link(state.wanted.epoch) is None
     if cursor.START.epoch < state.wanted.epoch < event.head.epoch and is_lacking:
-        state = replace(state, is_granted=False)
+        state = replace(state, grant=None)
     return right(state, event)
 
 

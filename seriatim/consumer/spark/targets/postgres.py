@@ -13,7 +13,6 @@ checked at once get their changes in the original order, and triggers of the tar
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -43,11 +42,12 @@ from seriatim.consumer.spark.targets.parts import read_awake
 from seriatim.consumer.spark.targets.positions import Position
 from seriatim.consumer.spark.targets.sessions import check_process, own_process
 from seriatim.consumer.spark.targets.troubles import trouble
+from seriatim.protocol import log
 from seriatim.protocol.change import TEXT_SETTINGS
 from seriatim.protocol.errors import InvalidArgument, SeriatimError
 from seriatim.protocol.postgres import HOLDER, TARGET_SETTINGS, cut, defaults_beside, in_a_line, told_holder
 
-_LOG = logging.getLogger(__name__)
+_log = log.logger("replay")
 
 ATTEMPTS = 5
 """Tries of one plan when others in the target collide with it."""
@@ -255,10 +255,8 @@ class PostgresTarget:
         except psycopg.Error as error:
             self._raise_trouble(error)
             raise ApplyFailed(f"the target refused to keep a position: {str(error).strip()}") from error
-        _LOG.info(
-            "target claimed queue=%s queue_id=%d job=%s token=%d offset=%d",
-            *(queue, queue_id, self._job, token, claimed.offset),
-        )
+        keys = {"queue": queue, "queue_id": queue_id, "job": self._job, "token": token, "offset": claimed.offset}
+        _log.info("target claimed", **keys)
         return claimed
 
     def apply(self, queue_id: int, plan: Plan, token: int) -> Applied:
@@ -299,7 +297,7 @@ class PostgresTarget:
                 self._stages.roll_back()
                 if attempt == ATTEMPTS:
                     raise TargetBusy(f"{ATTEMPTS} tries of the plan from offset {start} failed: {error}") from error
-                _LOG.warning("target busy job=%s start=%d attempt=%d error=%s", self._job, start, attempt, error)
+                _log.warning("target busy", job=self._job, start=start, attempt=attempt, error=error)
                 time.sleep(wait_s)
                 wait_s *= 2
                 continue

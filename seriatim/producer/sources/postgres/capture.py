@@ -8,7 +8,6 @@ instance, where one stands by, and so is the limit that a record is over; a gap 
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -39,13 +38,14 @@ from seriatim.producer.sources.postgres.errors import (
 )
 from seriatim.producer.sources.postgres.replication import SILENCE_S, Connection, Data, ReplicationConnection
 from seriatim.producer.sources.postgres.sender import Deposed, OrderedSender
+from seriatim.protocol import log
 from seriatim.protocol.batch import MAX_RECORD_BYTES
 from seriatim.protocol.change import decode
 from seriatim.protocol.errors import RecordTooLarge
 from seriatim.protocol.flag import Flag
 from seriatim.protocol.postgres import in_a_line
 
-_log = logging.getLogger(__name__)
+_log = log.logger("capture")
 _POLL_S: Final = 0.1
 _TELL_EVERY_S: Final = 1.0
 _PATIENCE_S: Final = 30.0
@@ -146,7 +146,7 @@ class PostgresCapture:
             try:
                 self._serve()
             except Deposed:
-                _log.info("capture deposed slot=%s", self._slot)
+                _log.info("capture deposed", slot=self._slot)
             except ResumePointUnknown:  # the sender tells
                 self._stopped.wait(self._retry_s)
             except (SlotBusy, SlotForeign, SourceLost, SourceTablesChanged, psycopg.OperationalError) as error:
@@ -175,7 +175,7 @@ class PostgresCapture:
         if reason == self._reason:
             return
         self._reason = reason
-        _log.info("capture waits slot=%s reason=%s", self._slot, reason)
+        _log.info("capture waits", slot=self._slot, reason=reason)
         if self._on_waiting is not None:
             self._on_waiting(reason)
 
@@ -273,12 +273,8 @@ class PostgresCapture:
     def _tell_missing(self, connection: Connection) -> None:
         missing = [table for table in self._tables if catalog.resolve(connection, table) is None]
         if missing:
-            _log.warning(
-                "capture goes on slot=%s missing=%s reason=dropped, renamed or misspelt; what publication %s names is captured",
-                self._slot,
-                ",".join(missing),
-                self._publication,
-            )
+            reason = f"dropped, renamed or misspelt; what publication {self._publication} names is captured"
+            _log.warning("capture goes on", slot=self._slot, missing=",".join(missing), reason=reason)
 
     def _publish(self, connection: Connection, *, exists: bool) -> None:
         """Have a publication of which a snapshot can be taken, with all that was asked for, or make none.
@@ -297,7 +293,7 @@ class PostgresCapture:
             replication.drop_slot(self._slot)
         except (CaptureRefused, SlotBusy, SourceLost) as error:
             raise gap(self._slot, f"{step.reason}, and the slot can't be dropped: {error.message}") from error
-        _log.warning("capture drops slot=%s reason=%s", self._slot, step.reason)
+        _log.warning("capture drops its slot", slot=self._slot, reason=step.reason)
         raise gap(self._slot, step.reason, SlotGivenUp)
 
     def _check_timeline(self, system_id: str, timeline: int) -> None:
@@ -322,11 +318,11 @@ class PostgresCapture:
         db: str,
     ) -> Stream:
         if step.drops_slot:
-            _log.warning("capture drops slot=%s reason=its snapshot was never finished", self._slot)
+            _log.warning("capture drops its slot", slot=self._slot, reason="its snapshot was never finished")
             replication.drop_slot(self._slot)
         consistent_point, name = replication.create_slot(self._slot)
         source = source_name(system_id, timeline, self._slot, consistent_point)
-        _log.info("capture snapshot slot=%s at=%s source=%s", self._slot, format_lsn(consistent_point), source)
+        _log.info("capture snapshot", slot=self._slot, at=format_lsn(consistent_point), source=source)
         with closing(catalog.connect(self._dsn)) as reader:
             attendant.attend(reader)
             ts_ms = catalog.start_snapshot(reader, name)
@@ -376,7 +372,7 @@ class PostgresCapture:
     # ------------------------------------------------------------------------------------------------- stream
 
     def _stream(self, connection: Connection, replication: ReplicationConnection, step: Stream, db: str) -> None:
-        _log.info("capture streams slot=%s from=%s mark=%d", self._slot, format_lsn(step.confirmed_lsn), step.mark)
+        _log.info("capture streams", slot=self._slot, start=format_lsn(step.confirmed_lsn), mark=step.mark)
         assembler = Assembler(
             db=db,
             slot=self._slot,

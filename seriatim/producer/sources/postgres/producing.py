@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -14,11 +13,12 @@ from seriatim.producer.loop import Elected
 from seriatim.producer.sources.postgres.core.resume import Kept
 from seriatim.producer.sources.postgres.errors import ResumePointUnknown
 from seriatim.producer.sources.postgres.sender import Deposed
+from seriatim.protocol import log
 from seriatim.protocol.errors import DeadlineOver, NotElected, OutcomeUnknown, Unreachable, Waiting
 from seriatim.protocol.marks import merged
 from seriatim.protocol.names import Token
 
-_log = logging.getLogger(__name__)
+_log = log.logger("capture")
 _POLL_S: Final = 0.2
 
 
@@ -170,7 +170,7 @@ class CaptureSender:
     def _tell(self, reason: str) -> None:
         if reason not in self._reasons:
             self._reasons.add(reason)
-            _log.info("capture waits queue=%s reason=%s", self._producer.queue, reason)
+            _log.info("capture waits", queue=self._producer.queue, reason=reason)
             self._on_waiting(reason)
 
     def _present(self) -> Elected:
