@@ -16,11 +16,11 @@ from seriatim.cli.options import Folder, log_options
 @click.option(
     "--config", type=click.Path(dir_okay=False, path_type=Path), help="TOML file; its table [broker] is read."
 )
-@click.option("--zookeeper", help="HOST:PORT[,…] of ZooKeeper.")
-@click.option("--cluster", help="Name of the cluster.")
-@click.option("--group", help="The group it is a member of.")
-@click.option("--member", help="Its place in the group: a or b.")
-@click.option("--dir", "directory", type=Folder(), help="Where its data lies; made if missing.")
+@click.option("--zookeeper", help="HOST:PORT[,…][/PATH] of ZooKeeper. [required]")
+@click.option("--cluster", help="Name of the cluster. [required]")
+@click.option("--group", help="The group it is a member of. [required]")
+@click.option("--member", help="Its place in the group: a or b. [required]")
+@click.option("--dir", "directory", type=Folder(), help="Where its data lies; made if missing. [required]")
 @click.option("--listen", help="HOST:PORT to listen on; port 0: any free one. [default: 127.0.0.1:0]")
 @click.option("--advertise", help="HOST:PORT that others are told. [default: the one listened on]")
 @click.option(

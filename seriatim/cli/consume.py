@@ -58,7 +58,7 @@ _ASK_TIMEOUT_S = 2.0
     "--idle-exit",
     type=Finite(min=0),
     metavar="SECONDS",
-    help="Stop when, elected, no record came for so long (--connect-timeout at least, while nobody tells where to read) and the cluster says that all are read. Ends with 3 where there may be some that can't be read now, or nobody could say so for --connect-timeout more.",
+    help="Once elected, stop when no record came for so long and the cluster says that all are read. Ends with 3 where some may be left that can't be read now, or where nobody can tell; that is waited for as long as --connect-timeout says.",
 )
 @click.option("--commit/--no-commit", "is_committing", default=True, help="Commit what was printed.  [default: commit]")
 @click.option("--json", "is_json", is_flag=True, help="One JSON object a record, instead of its value.")

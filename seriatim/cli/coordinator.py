@@ -16,13 +16,16 @@ from seriatim.cli.options import log_options
 @click.option(
     "--config", type=click.Path(dir_okay=False, path_type=Path), help="TOML file; its table [coordinator] is read."
 )
-@click.option("--zookeeper", help="HOST:PORT[,…] of ZooKeeper.")
+@click.option("--zookeeper", help="HOST:PORT[,…][/PATH] of ZooKeeper. [required]")
 @click.option("--cluster", help="Name of the cluster. [default: main]")
 @click.option("--listen", help="HOST:PORT to listen on; port 0: any free one. [default: 127.0.0.1:0]")
 @click.option("--advertise", help="HOST:PORT that others are told. [default: the one listened on]")
 @click.option("--listen-outside", help="HOST:PORT of a second door, for clients outside of the cluster's network.")
 @click.option("--advertise-outside", help="HOST:PORT that this second door is reached by from there.")
-@click.option("--zookeeper-outside", help="HOST:PORT[,…] that ZooKeeper is reached by from there.")
+@click.option(
+    "--zookeeper-outside",
+    help="HOST:PORT[,…] that ZooKeeper is reached by from there, with the path of --zookeeper, if any.",
+)
 @click.option("--name", help="Its name in the cluster. [default: a new one at each start]")
 @click.option("--session-timeout-ms", type=int, help="Time-out of its ZooKeeper session. [default: 4000]")
 @log_options

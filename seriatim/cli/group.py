@@ -73,7 +73,7 @@ def describe(*, name: str, coordinator: str, is_json: bool) -> None:
     show_default=True,
     help="Wait until no queue sends to it and none of its links is lost, or until also nothing is left to read on it.",
 )
-@click.option("--no-wait", is_flag=True, help="Only say so to the cluster; don't wait.")
+@click.option("--no-wait", is_flag=True, help="Only mark the group; don't wait until its queues have left it.")
 @click.option(
     "--timeout",
     type=Finite(min=0),

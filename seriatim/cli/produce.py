@@ -179,20 +179,20 @@ class _Run:
 @coordinator_option
 @click.option(
     "--name",
-    help="The application's name, the same for all its instances, and the source of its records. Default: host, process "
-    "and chance, and the source `producer`.",
+    help="The application's name, the same for all its instances, and the source of its records. [default: host, process "
+    "and chance; the source is then `producer`]",
 )
 @click.option(
     "--key-separator",
     type=click.UNPROCESSED,
     metavar="TEXT",
-    help="Text between a line's key and its value, of any bytes. Default: lines have no key.",
+    help="Text between a line's key and its value, of any bytes. [default: lines have no key]",
 )
 @click.option(
     "--with-seq",
     is_flag=True,
-    help="A line starts with its seq and a tab. For names that always did: records that a name sent without seqs lie above "
-    "usual ones, which are then taken for stored before.",
+    help="Each line starts with its seq, a number that rises, and a tab. Only for a --name that never sent without it: "
+    "seqs that are given by themselves are larger, so that these lines would count as stored before.",
 )
 @click.option(
     "--ack-log",

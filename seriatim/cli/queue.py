@@ -60,7 +60,7 @@ def _settings(*, is_new: bool) -> Callable[[_Command], _Command]:
         option(
             "--rotate-every",
             "24h",
-            "How long one group serves, about, before the next one does, or never: what it holds can be let go only then.",
+            "About how long one group serves before the next one does, such as 1h, or never. What it holds can be let go only behind that.",
             type=Duration(or_never=True),
             metavar="DURATION",
         ),

@@ -19,7 +19,9 @@ from seriatim.cli.options import Folder
 )  # fmt: skip
 @click.option("--groups", type=click.IntRange(1, 50), help="How many groups of two brokers. [default: as before, or 3]")
 @click.option(
-    "--port", type=click.IntRange(1, 65_000), help="First of the ports to listen on. [default: as before, or free ones]"
+    "--port",
+    type=click.IntRange(1, 65_000),
+    help="First of the ports to listen on: the coordinators', ZooKeeper's, the brokers'. [default: as before, or free ones]",
 )
 @click.option("--restart/--no-restart", default=True, show_default=True, help="Start again whatever dies.")
 @click.option("--json", "is_json", is_flag=True, help="Print the line that says ready as a JSON object.")

@@ -27,7 +27,13 @@ if TYPE_CHECKING:
 @click.command(short_help="The main job on this machine, under faults, with a verdict.")
 @click.option("--seconds", type=click.IntRange(5, 3600), default=30, show_default=True, help="How long pgbench runs.")
 @click.option("--clients", type=click.IntRange(1, 100), default=4, show_default=True, help="Clients of pgbench.")
-@click.option("--scale", type=click.IntRange(1, 100), default=1, show_default=True, help="100,000 accounts each.")
+@click.option(
+    "--scale",
+    type=click.IntRange(1, 100),
+    default=1,
+    show_default=True,
+    help="How large pgbench's tables are: 100,000 accounts each.",
+)
 @click.option(
     "--rate", type=click.IntRange(0), default=200, show_default=True,
     help="Transactions a second at most; 0: as many as pgbench can. The default leaves room for the rest on two cores.",
