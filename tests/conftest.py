@@ -15,6 +15,7 @@ from kazoo.client import KazooClient
 from xdist.scheduler import LoadScopeScheduling
 
 from seriatim.cli.embedded.zookeeper import EmbeddedZooKeeper
+from seriatim.protocol import direct
 from tests.slow_lines import SlowLines
 
 TESTS = Path(__file__).parent
@@ -105,6 +106,13 @@ def no_unseen_failure() -> Iterator[None]:
     yield
     logging.getLogger("asyncio").removeHandler(problems)
     assert not problems.found
+
+
+@pytest.fixture(autouse=True)
+def addresses_of_other_tests_are_forgotten() -> None:
+    """Ports come again: where one test had a server there may be nobody now, or the next one's stranger."""
+    direct._greeted.clear()
+    direct._avoided_until_s.clear()
 
 
 @pytest.fixture(scope="session")

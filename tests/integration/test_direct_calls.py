@@ -29,7 +29,7 @@ from seriatim.protocol.rpc import answers_errors
 from seriatim.protocol.seriatim_pb2_grpc import BrokerServicer, BrokerStub, add_BrokerServicer_to_server
 from tests.ways import as_it_is, way_to
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 LONG_S = 10.0
 
 
@@ -82,7 +82,6 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def serving(takes: str) -> AsyncIterator[Served]:
-    direct._avoided_until_s.clear()
     servicer = Servicer()
     server = rpc.server()
     add_BrokerServicer_to_server(servicer, server)
@@ -352,7 +351,6 @@ def reply(request: bytes, index: int) -> tuple[bytes, ...]:
 
 @contextlib.asynccontextmanager
 async def answering(answer: Callable[[DirectStream], Awaitable[None]]) -> AsyncIterator[Served]:
-    direct._avoided_until_s.clear()
     server = DirectServer(direct_calls.methods(answer))
     served = Served(Servicer(), None, f"127.0.0.1:{await server.listen('127.0.0.1', 0)}", server)
     try:
