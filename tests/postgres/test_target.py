@@ -58,6 +58,7 @@ from seriatim.protocol.errors import Fenced, InvalidArgument, SeriatimError
 from seriatim.protocol.postgres import TARGET_SETTINGS
 from tests.postgres.pool import Pool
 from tests.property import change_strategies as changes
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(600)]
 
@@ -472,12 +473,15 @@ def test_what_goes_wrong_while_parts_are_read_undoes_those_before(target, dsn) -
     assert fetch(dsn, "SELECT count(*) FROM keyed") == [(50,)]
 
 
-def slowly(parts: Callable[[], Iterator[Plan]]) -> Callable[[], Iterator[Plan]]:
-    """Each takes longer to be read than a session may say nothing, as the next two tests have it."""
+def slowly(target: PostgresTarget, dsn: str, parts: Callable[[], Iterator[Plan]]) -> Callable[[], Iterator[Plan]]:
+    """Until a part has been read the target's session has said something again and again, or was ended."""
 
     def read() -> Iterator[Plan]:
+        last = f"SELECT state_change FROM pg_stat_activity WHERE pid = {target._connection.info.backend_pid}"
         for part in parts():
-            time.sleep(1)
+            for _ in range(3):
+                before = fetch(dsn, last)
+                wait_until(lambda before=before: fetch(dsn, last) != before, 60)
             yield part
 
     return read
@@ -485,8 +489,8 @@ def slowly(parts: Callable[[], Iterator[Plan]]) -> Callable[[], Iterator[Plan]]:
 
 @pytest.fixture
 def impatient(dsn, monkeypatch):
-    """A target that ends a session which says nothing for half a second within a transaction."""
-    short = {**TARGET_SETTINGS, "idle_in_transaction_session_timeout": "500ms"}
+    """A target that ends a session which says nothing for some seconds within a transaction."""
+    short = {**TARGET_SETTINGS, "idle_in_transaction_session_timeout": "10s"}
     monkeypatch.setattr(postgres, "TARGET_SETTINGS", short)
     monkeypatch.setattr(target_parts, "AWAKE_S", 0.1)
     with PostgresTarget(dsn, "job") as made:
@@ -497,9 +501,9 @@ def impatient(dsn, monkeypatch):
 def test_a_transaction_whose_parts_take_long_to_be_read_is_not_begun_anew_for_ever(impatient, dsn) -> None:
     """The target had ended the session by then, each time."""
     rows = inserts(3)
-    assert impatient.apply_parts(QUEUE, 0, 5, slowly(in_parts(impatient, rows, 2)), 1).changes == 3
+    assert impatient.apply_parts(QUEUE, 0, 5, slowly(impatient, dsn, in_parts(impatient, rows, 2)), 1).changes == 3
     steps = [("c", None, {"id": 10 + n, "code": code, "note": "n"}) for n, code in enumerate((1, "no number"))]
-    refused = slowly(in_parts(impatient, transaction(5, *steps), 7))
+    refused = slowly(impatient, dsn, in_parts(impatient, transaction(5, *steps), 7))
     with pytest.raises(ApplyFailed) as raised:
         impatient.apply_parts(QUEUE, 5, 9, refused, 1)
     assert raised.value.details["offset"] == 7
