@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -18,14 +19,15 @@ from tests.clusters import sound_cluster
 pytestmark = pytest.mark.timeout(300)
 
 SERIATIM = (sys.executable, "-m", "seriatim.cli.main")
+PATIENT = {"SERIATIM_SESSION_TIMEOUT_MS": "20000"}
+"""Neither a member nor a command leaves where the machine stands still."""
 RECORDS = "".join(f"{number}\n" for number in range(500))
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    environment = {"SERIATIM_SESSION_TIMEOUT_MS": "20000"}  # no member leaves where the machine stands still
     settings = ClusterSettings(
-        tmp_path_factory.mktemp("cluster"), groups=2, environment=environment, is_restarted=True, start_timeout_s=90
+        tmp_path_factory.mktemp("cluster"), groups=2, environment=PATIENT, is_restarted=True, start_timeout_s=90
     )
     with sound_cluster(settings) as started:
         yield started
@@ -38,7 +40,7 @@ def seriatim(cluster):
     def run(*arguments, code=0, given=None):
         done = subprocess.run(
             (*SERIATIM, *arguments, "--coordinator", cluster.coordinators),
-            capture_output=True, text=True, timeout=250, check=False, input=given or "",
+            capture_output=True, text=True, timeout=250, check=False, input=given or "", env=os.environ | PATIENT,
         )  # fmt: skip
         assert done.returncode == code, done.stderr
         done.objects = [json.loads(line) for line in done.stdout.splitlines()] if "--json" in arguments else []
