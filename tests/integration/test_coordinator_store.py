@@ -1640,9 +1640,8 @@ def test_a_reader_gets_its_place_and_an_older_one_is_fenced(zookeeper: str, brok
                 return (described.links[0].copies, described.subscriptions[0].has_cursor) == (2, True)
 
             await until(is_described, "two copies and the cursor are described")
-            await rpc.call(
-                stub.SeekSubscription, pb.SeekSubscriptionRequest(queue="q", subscription="s", to="latest"), 5
-            )
+            seek = pb.SeekSubscriptionRequest(queue="q", subscription="s", to="latest")
+            await rpc.call(stub.SeekSubscription, seek, CALL_S)
             groups = (await rpc.call(stub.ListGroups, pb.ListGroupsRequest(), CALL_S)).groups
             assert [(one.group, list(one.sending_queues)) for one in groups] == [("g1", ["q"])]
 

@@ -25,7 +25,7 @@ from seriatim.protocol.streams import read, write
 from tests.ways import as_it_is, way_to
 
 ME, OTHER = Incarnation("a" * 32, 1), Incarnation("b" * 32, 1)
-WAIT_S = 30.0
+WAIT_S = 60.0
 PING_S = dict(rpc._SMALL)["grpc.http2.ping_timeout_ms"] / 1000
 BATCH = encode(RecordColumns([os.urandom(1_000_000)], [1], "s", [0]), Index(0))
 

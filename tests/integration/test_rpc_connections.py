@@ -24,6 +24,7 @@ from seriatim.consumer.loop import LoopThread
 from seriatim.producer.client import Producer
 from seriatim.protocol import rpc
 from seriatim.protocol.errors import Unreachable
+from tests.waiting import wait_until
 
 SERVER = """
 import asyncio
@@ -135,8 +136,7 @@ def test_clients_that_come_and_go_beside_one_that_stays_leave_no_loop_in_memory(
 
     def send() -> Any:
         producer = Producer(address, "orders")
-        with pytest.raises(Unreachable):  # no coordinator is there
-            producer.wait_until_elected(0.5)
+        wait_until(lambda: isinstance(producer._buffer.problem, Unreachable))  # no coordinator is there
         producer.abort()
         return weakref.ref(producer._loop._loop)
 

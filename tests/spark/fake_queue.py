@@ -73,11 +73,11 @@ class FakeQueue(CoordinatorServicer, BrokerServicer):
 
     def __enter__(self) -> Self:
         self._thread = LoopThread("fake queue")
-        self._thread.run(self._serve(), 10)
+        self._thread.run(self._serve(), 60)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._thread.run(self._server.stop(None), 10)
+        self._thread.run(self._server.stop(None), 60)
         self._thread.close()
 
     async def _serve(self) -> None:

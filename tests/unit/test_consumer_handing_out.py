@@ -630,11 +630,11 @@ def handled_while_closing(consumer: Consumer, handled: list[int]) -> None:
             blocked.set()
             raise ValueError("not now")
 
-    working = threading.Thread(target=consumer.run, args=(handler,), kwargs={"backoff_s": 5.0}, daemon=True)
+    working = threading.Thread(target=consumer.run, args=(handler,), kwargs={"backoff_s": 600.0}, daemon=True)
     working.start()
-    assert blocked.wait(5)
+    assert blocked.wait(60)
     consumer._hand_over.close()
-    working.join(5)
+    working.join(60)
     assert not working.is_alive()
 
 
