@@ -23,10 +23,16 @@ from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
+SESSION_S = 20
+"""Longer than the machine stands still: nobody leaves, and is handed again what he had, but where a test wants it."""
+WAITED_OUT_MS = 8000
+"""The same, of a reader whose session is waited out."""
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevelopmentCluster]:
-    settings = ClusterSettings(tmp_path_factory.mktemp("cluster"), groups=2)
+    environment = {"SERIATIM_SESSION_TIMEOUT_MS": str(SESSION_S * 1000)}
+    settings = ClusterSettings(tmp_path_factory.mktemp("cluster"), groups=2, environment=environment)
     with sound_cluster(settings) as started:
         yield started
 
@@ -44,7 +50,8 @@ def send(
     half_time: threading.Event | None = None,
 ) -> None:
     """Send numbers; the second half of them not before `half_time`."""
-    with Producer(cluster.coordinators, queue, f"from-{first}") as producer:
+    patient = {"session_timeout_s": SESSION_S, "acknowledgement_deadline_s": 5}
+    with Producer(cluster.coordinators, queue, f"from-{first}", **patient) as producer:
         for number in range(first, first + count):
             if half_time is not None and number == first + count // 2:
                 assert half_time.wait(100)
@@ -69,7 +76,7 @@ def test_a_member_killed_while_it_is_read_from(cluster: DevelopmentCluster, side
     is_killed = threading.Event()  # after which there is still something to send: else nobody would miss the member
     sending = threading.Thread(target=send, args=(cluster, queue, 0, 5000, 0.02, is_killed))
     found = []
-    with Consumer(cluster.coordinators, queue, auto_commit_ms=50) as consumer:
+    with Consumer(cluster.coordinators, queue, auto_commit_ms=50, session_timeout_s=SESSION_S) as consumer:
         sending.start()
         killed = ""
         while len(found) < 5000:
@@ -99,7 +106,7 @@ def test_a_coordinator_killed_under_the_reader(cluster: DevelopmentCluster) -> N
     wait_until_whole(cluster)  # a planned switch needs the other group, in which the test before may have killed
     ask(cluster, "CreateQueue", CreateQueueRequest(queue="coordinators"))
     send(cluster, "coordinators", 0, 100)
-    with Consumer(cluster.coordinators, "coordinators") as consumer:
+    with Consumer(cluster.coordinators, "coordinators", session_timeout_s=SESSION_S) as consumer:
         first: list[Record] = []
         while len(first) < 50:  # a poll returns what is there, which may be the first of several batches
             first += consumer.poll(50 - len(first), 10.0)
@@ -123,8 +130,9 @@ def test_a_coordinator_killed_under_the_reader(cluster: DevelopmentCluster) -> N
 
 def start_reader(cluster: DevelopmentCluster, queue: str, output: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "seriatim.cli.main", "consume", "--queue", queue]
+    command += ["--coordinator", cluster.coordinators, "--session-timeout-ms", str(WAITED_OUT_MS)]
     with output.open("wb") as to:
-        return subprocess.Popen([*command, "--coordinator", cluster.coordinators], stdout=to, stderr=subprocess.DEVNULL)
+        return subprocess.Popen(command, stdout=to, stderr=subprocess.DEVNULL)
 
 
 def numbers(output: Path) -> list[int]:
@@ -167,12 +175,12 @@ def test_a_subscriber_commits_across_links(cluster: DevelopmentCluster) -> None:
     send(cluster, "offsets", 0, 100)
     ask(cluster, "RotateQueue", QueueRequest(queue="offsets"))
     send(cluster, "offsets", 100, 100)
-    with Subscriber(cluster.coordinators, "offsets", "replay") as subscriber:
+    with Subscriber(cluster.coordinators, "offsets", "replay", session_timeout_s=SESSION_S) as subscriber:
         assert subscriber.wait_elected(60).cursor_offset == 0
         subscriber.commit(30)
         subscriber.commit(150)
         wait_until(lambda: lag(cluster, "offsets", "replay") == 50)  # unknown where a member doesn't answer at once
-    with Consumer(cluster.coordinators, "offsets", "replay") as consumer:
+    with Consumer(cluster.coordinators, "offsets", "replay", session_timeout_s=SESSION_S) as consumer:
         assert consumer.poll(1, 60.0)[0].offset == 150
         consumer.seek(20)
         assert consumer.poll(1, 60.0)[0].offset == 20
