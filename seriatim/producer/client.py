@@ -197,8 +197,9 @@ class Producer:
             return self._buffer.send_many(values)
         if any(each is not None and len(each) != len(values) for each in (keys, seqs)):
             raise InvalidArgument("keys and seqs need one entry for each value")
-        each_key, each_seq = keys or repeat(None), seqs or repeat(None)
-        records = zip(values, each_key, each_seq, strict=False)  # of what isn't given there is no end
+        # Of what isn't given there is no end.
+        each_key, each_seq = (repeat(None) if each is None else each for each in (keys, seqs))
+        records = zip(values, each_key, each_seq, strict=False)
         return Handles.of([self._buffer.send(value, key, None, seq, source, None) for value, key, seq in records])
 
     def flush(self, timeout: float | None = None) -> None:
