@@ -231,9 +231,7 @@ class Coordinators:
     async def _check_address(self, address: str) -> None:
         """Raises Unreachable where another cluster's coordinator has it by now, or nobody can tell."""
         if self._cluster:
-            stub: Any = self._stub(address)
-            reply = await rpc.call(stub.DescribeCluster, DescribeClusterRequest(), _EACH_S, address)
-            self._check_cluster(address, reply.cluster)
+            await self._ask(address, "DescribeCluster", DescribeClusterRequest(), _EACH_S)
 
     def _check_cluster(self, address: str, cluster: str) -> None:
         if cluster and self._cluster not in {"", cluster}:

@@ -188,8 +188,11 @@ class Connections(Generic[Stub]):
         await self.forget(self.dead(known))
 
     async def close(self) -> None:
-        """Close all channels."""
+        """Close all channels. There may be no others in the process, and its loop may be closed behind this."""
+        last = [to for to, _ in self._found.values()]
         await self.forget(list(self._found))
+        if last:
+            await asyncio.sleep(HANDED_BACK_S)  # while they keep gRPC going
 
     async def forget(self, addresses: Iterable[str]) -> None:
         """Close the channels to these addresses, where there are any. One that can't be closed is let go."""
@@ -199,8 +202,6 @@ class Connections(Generic[Stub]):
         for to in gone:
             with contextlib.suppress(Exception):
                 await to.close(None)
-        if gone:
-            await asyncio.sleep(HANDED_BACK_S)  # while they keep gRPC going
 
 
 def server_options(*, has_batches: bool = False) -> list[tuple[str, Any]]:
