@@ -23,7 +23,7 @@ from seriatim.consumer.spark.apply.plan import ChangeRow, Snapshot
 from seriatim.consumer.spark.batch_size import FIRST_S
 from seriatim.consumer.spark.beginning import NoSnapshot, RecordsGone, begins_snapshot, first_offset
 from seriatim.consumer.spark.checkpoints import query_folder
-from seriatim.consumer.spark.engine import check_java, driver_memory
+from seriatim.consumer.spark.engine import check_java, driver_memory, python_sockets
 from seriatim.consumer.spark.options import read_options
 from seriatim.consumer.spark.progress import Applying, Event, Progress, Started, Waiting
 from seriatim.consumer.spark.replay import Replay
@@ -258,6 +258,13 @@ def test_a_java_that_does_not_answer_is_told(tmp_path, monkeypatch):
 def test_too_much_for_the_driver_is_refused_before_its_memory_is_out():
     assert driver_memory({}) == {"spark.driver.memory": "768m", "spark.driver.maxResultSize": "160m"}
     assert driver_memory({"spark.driver.memory": "4g"}) == {}  # the limit is Spark's own then
+
+
+@pytest.mark.parametrize(("folder", "is_there"), [("/tmp/seriatim-replay-x", True), ("/tmp/" + 60 * "x", False)])
+def test_java_and_python_meet_in_the_replay_s_folder_where_they_can(folder, is_there):
+    settings = python_sockets(Path(folder))
+    assert settings.pop("spark.python.unix.domain.socket.enabled") == "true"
+    assert settings == ({} if is_there else {"spark.python.unix.domain.socket.dir": "/tmp"})
 
 
 @pytest.mark.parametrize("shown", [{"offset": 10}, '{"offset": 10}', {"offset": 9}, '{"offset": 9}', None])

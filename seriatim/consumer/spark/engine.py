@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from pyspark import SparkContext
 from pyspark.accumulators import AccumulatorTCPServer, AccumulatorUnixServer
 from pyspark.sql import SparkSession
 
-from seriatim.consumer.spark import class_archive
+from seriatim.consumer.spark import class_archive, python
 from seriatim.consumer.spark.datasource import SeriatimDataSource
 from seriatim.protocol.errors import InvalidArgument, WorldError
 
@@ -24,6 +25,10 @@ JAVA_VERSION = 17
 """The oldest Java that Spark 4 runs on."""
 _ANSWER_S = 30.0
 _ENDING_S = 1.0
+_SOCKET_NAME = f".{uuid.UUID(int=0)}.sock"
+"""As long as Spark's names are."""
+_SOCKET_PATH_BYTES = 107
+"""As long as the path of a socket may be on Linux: unix(7), less the byte behind it."""
 
 _LOGGING = """\
 status = off
@@ -123,6 +128,19 @@ def driver_memory(conf: Mapping[str, str]) -> dict[str, str]:
     return {"spark.driver.memory": "768m", "spark.driver.maxResultSize": "160m"}
 
 
+def python_sockets(directory: Path) -> dict[str, str]:
+    """How Java and Python reach each other: by files, which only this user opens, and not by ports of the loopback.
+
+    There the first four bytes that anybody sent, a scanner or a client of a server that is gone, are taken for a length,
+    which is 1.3 GB for HTTP/2's: the driver's memory was out. Where the name of a file in `directory` is too long for a
+    socket, they are in /tmp.
+    """
+    settings = {"spark.python.unix.domain.socket.enabled": "true"}
+    if len(os.fsencode(directory / _SOCKET_NAME)) > _SOCKET_PATH_BYTES:
+        settings["spark.python.unix.domain.socket.dir"] = "/tmp"  # noqa: S108 - the name is Spark's, and is random
+    return settings
+
+
 def _is_local(master: str) -> bool:
     """Whether Spark runs in one process, which has no executors beside the driver."""
     return master.startswith("local")
@@ -144,7 +162,8 @@ def spark_session(
     Raises SparkNotStarted, where nobody answers at `master` after a minute; JavaEnded.
     """
     # Tasks run the Python that runs this, unless the user says which: in a cluster the paths may differ.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    command = python.command()
+    os.environ.setdefault("PYSPARK_PYTHON", command or sys.executable)
     log4j = directory / "log4j2.properties"
     log4j.write_text(_LOGGING.format(level=log_level))
     wanted = dict(conf or {})
@@ -157,6 +176,7 @@ def spark_session(
         "spark.local.dir": str(directory),
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         **driver_memory(wanted),
+        **(python_sockets(directory) if os.environ["PYSPARK_PYTHON"] == command else {}),
         # Much of a short micro-batch runs once or a few times: the simple compiler and collector cost the least then.
         # What Java, and libraries in it, make in /tmp goes when they end; where that is by a kill, with the directory.
         _JAVA_OPTIONS: f"-Dlog4j2.configurationFile={log4j.as_uri()} -Djava.io.tmpdir={shlex.quote(str(directory))} "
