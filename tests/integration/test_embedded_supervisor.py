@@ -5,12 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from seriatim.cli.embedded import processes
 from seriatim.cli.embedded.cluster import COMMAND
 from seriatim.cli.embedded.errors import DirectoryInUse, StartFailed
 from seriatim.cli.embedded.processes import ProcessSpec, Supervisor
@@ -58,6 +60,29 @@ def test_a_restarted_child_comes_back_and_pids_json_knows(tmp_path):
         supervisor.stop("one")
         time.sleep(0.5)  # longer than the back-off: what was stopped on purpose stays down
         assert supervisor.pids() == {}
+
+
+def test_deaths_are_looked_for_however_little_is_left_of_the_wait_for_orders(tmp_path, monkeypatch):
+    """They weren't until the next order came, where the machine had stood still just as the wait began."""
+    monkeypatch.setattr(processes, "_LOOK_S", 1e-9)
+    has_looked, is_ordered = threading.Event(), threading.Event()
+
+    def look(_: Supervisor) -> None:
+        has_looked.set()
+        time.sleep(0)  # others have their turn
+
+    monkeypatch.setattr(Supervisor, "_look_after", look)
+
+    def order() -> None:
+        has_looked.clear()
+        is_ordered.set()
+
+    with Supervisor(tmp_path) as supervisor:
+        for _ in range(3000):  # once in some thousand
+            is_ordered.clear()
+            supervisor._orders.put(order)
+            assert is_ordered.wait(30)
+            assert has_looked.wait(30)
 
 
 def test_what_can_t_be_written_or_started_ends_no_other_child(tmp_path, caplog):

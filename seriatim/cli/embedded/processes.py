@@ -84,7 +84,8 @@ class Supervisor:
         self._lock_file = _lock(self.directory)
         self._children: dict[str, _Child] = {}
         self._guard = threading.RLock()  # of _children and of pids.json
-        self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        # No SimpleQueue, whose `get` may wait on where its time-out has run out by the time it begins (see `Waking`): no death would be noticed.
+        self._orders: queue.Queue[Callable[[], None]] = queue.Queue()
         self._is_closed = False
         self._written = ""  # what pids.json holds
         self._unwritten = ""  # why it isn't what it should be
