@@ -10,20 +10,19 @@ process that stands for election adds `elected`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
-import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import Future
 from typing import Any, Final, Self
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection
 
 from seriatim.protocol import rpc
 from seriatim.protocol.errors import InvalidArgument
+from seriatim.protocol.flag import set_from_anywhere
 from seriatim.protocol.names import checked_address
 
 Claim = Callable[[], bool]
@@ -33,144 +32,103 @@ READY: Final = ""
 LIVE: Final = "live"
 ELECTED: Final = "elected"
 _LOOK_EVERY_S: Final = 0.5
-_THREADS: Final = 12
-_KEPT: Final = 4
-"""So many of them who watch may keep, and so many who ask by reflection; whoever only asks is to find one."""
 
 
-class _Answers:
-    """What both kinds of servers answer."""
-
+class _HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc] # generated without types
     def __init__(self, claims: Mapping[str, Claim]) -> None:
         self._claims = claims
 
-    def status(self, service: str) -> Any:
+    def _status(self, service: str) -> Any:
         claim = self._claims.get(service)
         if claim is None:
             return health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
         return health_pb2.HealthCheckResponse.SERVING if claim() else health_pb2.HealthCheckResponse.NOT_SERVING
 
-    def answer(self, service: str) -> Any:
-        return health_pb2.HealthCheckResponse(status=self.status(service))
-
-    def all(self) -> Any:
-        return health_pb2.HealthListResponse(statuses={service: self.answer(service) for service in self._claims})
-
-    def is_known(self, service: str) -> bool:
-        return service in self._claims
-
-
-class _HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc] # generated without types
-    """For an asyncio server."""
-
-    def __init__(self, answers: _Answers) -> None:
-        self._answers = answers
+    def _answer(self, service: str) -> Any:
+        return health_pb2.HealthCheckResponse(status=self._status(service))
 
     async def Check(self, request: Any, context: Any) -> Any:
-        if not self._answers.is_known(request.service):
+        if request.service not in self._claims:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r}")
-        return self._answers.answer(request.service)
+        return self._answer(request.service)
 
     async def List(self, request: Any, context: Any) -> Any:
-        return self._answers.all()
+        return health_pb2.HealthListResponse(statuses={service: self._answer(service) for service in self._claims})
 
     async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
         told = None
         while True:
-            status = self._answers.status(request.service)
+            status = self._status(request.service)
             if status != told:
                 told = status
                 yield health_pb2.HealthCheckResponse(status=status)
             await asyncio.sleep(_LOOK_EVERY_S)
 
 
-class _BlockingHealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc] # generated without types
-    """For a server on threads."""
-
-    def __init__(self, answers: _Answers) -> None:
-        self._answers = answers
-        self._room = threading.Semaphore(_KEPT)
-
-    def Check(self, request: Any, context: Any) -> Any:
-        if not self._answers.is_known(request.service):
-            context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r}")
-        return self._answers.answer(request.service)
-
-    def List(self, request: Any, context: Any) -> Any:
-        return self._answers.all()
-
-    def Watch(self, request: Any, context: Any) -> Iterator[Any]:
-        with _kept(self._room, context):
-            told = None
-            while context.is_active():
-                status = self._answers.status(request.service)
-                if status != told:
-                    told = status
-                    yield health_pb2.HealthCheckResponse(status=status)
-                time.sleep(_LOOK_EVERY_S)
-
-
-class _BlockingReflection(reflection.ReflectionServicer):
-    """The same: a call lasts as long as the caller may ask something more."""
-
-    def __init__(self) -> None:
-        super().__init__((health.SERVICE_NAME, reflection.SERVICE_NAME))
-        self._room = threading.Semaphore(_KEPT)
-
-    def ServerReflectionInfo(self, request_iterator: Any, context: Any) -> Iterator[Any]:  # type: ignore[override] # its types know no answers
-        answers: Any = super().ServerReflectionInfo
-        with _kept(self._room, context):
-            yield from answers(request_iterator, context)
-
-
-@contextlib.contextmanager
-def _kept(room: threading.Semaphore, context: Any) -> Iterator[None]:
-    """A thread is, meanwhile; a call that finds no room ends."""
-    if not room.acquire(blocking=False):
-        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{_KEPT} such calls last already; `Check` answers everybody")
-    try:
-        yield
-    finally:
-        room.release()
+def _add(server: grpc.aio.Server, claims: Mapping[str, Claim], *services: str) -> None:
+    health_pb2_grpc.add_HealthServicer_to_server(_HealthServicer(claims), server)
+    reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
 
 
 def add_health(server: grpc.aio.Server, service: str, is_ready: Claim) -> None:
     """Let a server answer for its health, and say by reflection what it serves. `service`: its own full name."""
     # Said by the loop itself: where that stands still, nobody is answered.
-    answers = _Answers({READY: is_ready, service: is_ready, LIVE: lambda: True})
-    health_pb2_grpc.add_HealthServicer_to_server(_HealthServicer(answers), server)
-    services = service, health.SERVICE_NAME, reflection.SERVICE_NAME
-    reflection.enable_server_reflection(services, server)
+    _add(server, {READY: is_ready, service: is_ready, LIVE: lambda: True}, service)
 
 
 class HealthServer:
-    """Health of a process that serves nothing else: a sender or a reader. Its own threads; a context manager."""
+    """Health of a process that serves nothing else: a sender or a reader. On a loop and a thread of its own; a context manager.
+
+    Not on several threads: each who says later, or never, what he asks would keep one, and whoever only asks is to find one.
+    """
 
     def __init__(self, address: str, claims: Mapping[str, Claim]) -> None:
-        """Nothing listens yet. `claims`: by service name, `live` among them: these threads go on where the process's loop stands still."""
+        """Nothing listens yet. `claims`: by service name, `live` among them: this loop goes on where the process's stands still."""
         self._address = address
-        self._answers = _Answers(claims)
-        self._server: grpc.Server | None = None
+        self._claims = claims
+        self._is_over = asyncio.Event()
+        self._running: tuple[asyncio.AbstractEventLoop, threading.Thread] | None = None
         self.port = 0
 
     def __enter__(self) -> Self:
         """Raises InvalidArgument where the address can't be listened on."""
         checked_address(self._address, "what listens for health checks", least_port=0)
-        server = grpc.server(ThreadPoolExecutor(_THREADS), options=rpc.server_options())
-        health_pb2_grpc.add_HealthServicer_to_server(_BlockingHealthServicer(self._answers), server)
-        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(_BlockingReflection(), server)
-        try:
-            self.port = server.add_insecure_port(self._address)
-        except RuntimeError as error:
-            raise InvalidArgument(f"can't listen on {self._address} for health checks") from error
-        server.start()
-        self._server = server
+        loop, listening = asyncio.new_event_loop(), Future[int]()
+        loop.set_exception_handler(rpc.ignore_shared_poller)
+        thread = threading.Thread(target=self._run, args=(loop, listening), name="health", daemon=True)
+        thread.start()
+        self._running = loop, thread
+        self.port = listening.result()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._server is not None:
-            self._server.stop(0).wait()
-            self._server = None
+        if self._running is not None:
+            loop, thread = self._running
+            set_from_anywhere(self._is_over, loop)
+            thread.join()
+
+    def _run(self, loop: asyncio.AbstractEventLoop, listening: Future[int]) -> None:
+        try:
+            loop.run_until_complete(self._serve(listening))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            rpc.forget(loop)
+            loop.close()
+
+    async def _serve(self, listening: Future[int]) -> None:
+        server = rpc.server()
+        _add(server, self._claims)
+        try:
+            port = server.add_insecure_port(self._address)
+            await server.start()
+        except RuntimeError as error:
+            refused = InvalidArgument(f"can't listen on {self._address} for health checks")
+            refused.__cause__ = error
+            listening.set_exception(refused)
+            return
+        listening.set_result(port)
+        await self._is_over.wait()
+        await server.stop(None)
 
 
 def ask(address: str, service: str, timeout_s: float) -> str:
