@@ -198,7 +198,7 @@ async def copied(stub: Any, link: pb.LinkName, start: Index, end: Index) -> Asyn
     """What the other member has of a link. Raises what it says, as its own (`of_peer`), and BadChecksum."""
     request = pb.CopyLinkRequest(link=link, from_index=start, to_index=end, takes_several=True)
     try:
-        async for message in stub.CopyLink(request):
+        async for message in rpc.opened(lambda: stub.CopyLink(request)):
             for encoded in intact(message).batches():
                 yield encoded
     except grpc.aio.AioRpcError as error:

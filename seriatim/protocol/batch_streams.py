@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
-from seriatim.protocol import checksums, direct, direct_calls
+from seriatim.protocol import checksums, direct, direct_calls, rpc
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch, Payload, parse
 from seriatim.protocol.errors import MalformedFrame
@@ -261,22 +261,22 @@ def _method(kind: Callable[..., Any], name: str) -> Any:
 
 async def append(address: str, stub: Callable[[], Any]) -> Any:
     """An Append stream, direct where the master takes them at `address` (empty: it doesn't), else of what `stub` makes."""
-    return await _direct(address, "Append") or stub().Append()
+    return await _direct(address, "Append") or rpc.opened(lambda: stub().Append())
 
 
 async def replicate(address: str, stub: Callable[[], Any]) -> Any:
     """A Replicate stream, as `append`."""
-    return await _direct(address, "Replicate") or stub().Replicate()
+    return await _direct(address, "Replicate") or rpc.opened(lambda: stub().Replicate())
 
 
 async def fetch(address: str, stub: Callable[[], Any]) -> Any:
     """A Fetch stream, as `append`. A member of an earlier version takes none there: the first answer is IncompatibleVersion."""
-    return await _direct(address, "Fetch") or stub().Fetch()
+    return await _direct(address, "Fetch") or rpc.opened(lambda: stub().Fetch())
 
 
 async def connect(address: str, stub: Callable[[], Any]) -> Any:
     """A Connect stream, as `fetch`: it carries no records, but a group that is idle says nothing else."""
-    return await _direct(address, "Connect") or stub().Connect()
+    return await _direct(address, "Connect") or rpc.opened(lambda: stub().Connect())
 
 
 async def _direct(address: str, method: str) -> direct.DirectStream | None:

@@ -287,6 +287,14 @@ async def call(method: Callable[..., Awaitable[Reply]], request: object, timeout
     return reply
 
 
+def opened(stream: Callable[[], Reply]) -> Reply:
+    """The call that a stub's method makes which streams. Raises Unreachable where its channel was closed since the stub was made."""
+    try:
+        return stream()
+    except grpc.aio.UsageError as error:
+        raise _was_closed("") from error
+
+
 def damaged_request(peer: str = "") -> Unreachable:
     """What was asked is no message, and so nobody was called."""
     return Unreachable(f"the request was damaged on its way, and nothing was done{f' at {peer}' if peer else ''}")

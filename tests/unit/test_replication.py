@@ -1,4 +1,4 @@
-"""What a slave confirms when the master's stream begins."""
+"""How the master's stream begins: what the slave confirms, and what is copied."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ import pytest
 from seriatim.broker_group.core.link_record import LinkRecord
 from seriatim.broker_group.core.replica import SealPhase
 from seriatim.broker_group.replicate import first_confirmation
-from seriatim.protocol.errors import Sealed
-from seriatim.protocol.names import Epoch, QueueId
+from seriatim.broker_group.replication import copied
+from seriatim.protocol import batch_streams, rpc
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.batch_streams import BatchStub
+from seriatim.protocol.errors import Sealed, Unreachable
+from seriatim.protocol.names import Epoch, Index, QueueId
 
 
 class Context:
@@ -48,3 +52,23 @@ def test_a_seal_in_between_confirms_nothing_that_is_not_durable():
     with pytest.raises(Sealed):
         asyncio.run(first_confirmation(Runner(SealPhase.WAITING, settles=False), context))
     assert context.written == []
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        lambda stub: anext(copied(stub, pb.LinkName(), Index(0), Index(1))),
+        lambda stub: batch_streams.replicate("", lambda: stub),
+    ],
+)
+def test_a_slave_whose_channel_was_closed_meanwhile_is_one_that_nobody_reaches(begin):
+    """As where it came back at another address: the master's stream to it ended with a traceback of gRPC's."""
+
+    async def begin_late() -> None:
+        connections = rpc.Connections(BatchStub)
+        stub = connections.stub("127.0.0.1:1")
+        await connections.forget_dead(())
+        with pytest.raises(Unreachable, match="was closed"):
+            await begin(stub)
+
+    asyncio.run(begin_late())
