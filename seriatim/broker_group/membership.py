@@ -412,6 +412,8 @@ class Membership:
                 await self._session.create(path, data)
             except NodeExists:
                 await self._session.set(path, data)
+            if (await self._session.get(path))[0] != data:  # damaged on its way: it is written again at the next look
+                return
             _log.info("seal written beside the chain", **keys)
         self._seals_written.add((document.queue_id, link.epoch))
 

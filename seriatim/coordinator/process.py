@@ -237,9 +237,13 @@ class CoordinatorProcess:
                 await asyncio.sleep(REGISTER_RETRY_S)
                 self._register.set()
                 return
-        # Clients find coordinators by these nodes.
-        if not await self._session.exists(path, self._register.set):
-            self._register.set()
+        # Clients find coordinators by these nodes; what was damaged on its way there is none.
+        with contextlib.suppress(NoNode):
+            found, _ = await self._session.get(path, self._register.set)
+            if found == data:
+                return
+            await self._session.set(path, data)
+        self._register.set()
 
 
 async def serve(settings: CoordinatorSettings, ready: Callable[[str, str], None], stop: asyncio.Event) -> None:

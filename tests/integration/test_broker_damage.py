@@ -34,7 +34,7 @@ from seriatim.broker_group.resyncer import AT_ONCE, BUSY_S, IDLE_S, REST_S, Resy
 from seriatim.broker_group.scrubber import Scrubber
 from seriatim.broker_group.service import BrokerService
 from seriatim.broker_group.store import Store, open_store
-from seriatim.protocol import chain_json, errors
+from seriatim.protocol import chain_json, checksums, errors
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.chain import (
@@ -1684,6 +1684,44 @@ def test_a_seal_makes_nothing_anew_of_a_queue_that_was_cleared_away(
             with pytest.raises(NoNode):
                 await membership._look_at(RECORD.queue_id)
             assert await session.children(paths.queues) == []
+        finally:
+            await session.stop()
+
+    with_links(scenario)
+
+
+def test_a_seal_that_was_damaged_on_its_way_beside_the_chain_is_written_again(
+    zookeeper: str, with_links: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No coordinator could read it, and while none reached the member by itself the end stayed lost."""
+
+    async def scenario(broker: Broker, runner: LinkRunner) -> None:
+        paths, session = Paths("damaged"), ZooKeeperSession(zookeeper, 20.0)
+        broker.cluster = paths.cluster
+        await session.start()
+        try:
+            membership = Membership(broker, session, "")
+            data, _ = await ZooKeeperWithALink().get()
+            path = paths.chain(RECORD.queue_id)
+            await session.ensure(paths.seals(RECORD.queue_id))
+            await session.create(path, data)
+            create, asked = session.create, []
+
+            async def damaged(path: str, data: bytes, **keys: Any) -> str:
+                return await create(path, bytes((data[0], data[1] ^ 1)) + data[2:], **keys)
+
+            async def sealed(*_: object) -> pb.SealReply:
+                asked.append(1)
+                return pb.SealReply(reason="as it is")
+
+            monkeypatch.setattr(session, "create", damaged)
+            monkeypatch.setattr(sealing, "seal", sealed)
+            runner.changed_record(replace(RECORD, end=None))
+            for _ in range(4):  # the first time it isn't late
+                await membership._look_at(RECORD.queue_id)
+            found, _ = await session.get(paths.seal(RECORD.queue_id, RECORD.epoch, broker.name.member))
+            assert pb.SealReply.FromString(bytes(checksums.without_checksum(found))).reason == "as it is"
+            assert len(asked) == 2
         finally:
             await session.stop()
 

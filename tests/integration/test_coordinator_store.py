@@ -55,7 +55,7 @@ from seriatim.protocol.errors import (
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, MemberName, QueueId, SubscriptionId
 from seriatim.protocol.registration import Registration
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorStub
-from seriatim.protocol.zookeeper import NotUnderstood, Paths, SessionState, ZooKeeperSession
+from seriatim.protocol.zookeeper import NotUnderstood, Paths, SessionState, ZooKeeperSession, read_coordinators
 from tests.chains import without_checksum
 from tests.property.chain_world import World, send_call
 
@@ -1341,6 +1341,36 @@ def test_a_coordinator_whose_node_was_deleted_registers_again(zookeeper: str) ->
                 for paths in ((node,), (node,), (node, folder)):
                     await asyncio.to_thread(deleted, *paths)
                     await until(lambda: own.exists(node), f"it is registered again, after {paths} were deleted")
+        finally:
+            serving.cancel()
+            await asyncio.wait([serving])
+            await process.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_coordinator_whose_registration_was_damaged_on_its_way_writes_it_again(
+    zookeeper: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It wasn't found by brokers and clients for as long as it lived."""
+
+    async def scenario() -> None:
+        process = CoordinatorProcess(CoordinatorSettings(zookeeper, CLUSTER, name="one", session_timeout_ms=SESSION_MS))
+        create = process._session.create
+
+        async def damaged(path: str, data: bytes = b"", **keys: Any) -> str:
+            return await create(path, data.replace(b"127.0.0.1", b"127.0.0.3"), **keys)
+
+        monkeypatch.setattr(process._session, "create", damaged)
+        await process.start()
+        serving = asyncio.create_task(process.run())
+        try:
+            async with session(zookeeper) as own:
+
+                async def is_found() -> bool:
+                    return bool(await read_coordinators(own, Paths(CLUSTER), ["one"]))
+
+                await until(is_found, "what is registered can be read")
         finally:
             serving.cancel()
             await asyncio.wait([serving])
