@@ -288,7 +288,7 @@ def _member_text(group: pb.GroupView, place: str) -> str:
         return "not there"
     if not member.is_in_sync:
         return "resyncing"
-    return "in sync" if member.is_peer_connected else "not connected to its peer"
+    return "in sync" if member.is_peer_connected else "in sync, not connected to its peer"
 
 
 def queue_lines(view: pb.QueueView) -> Iterator[str]:

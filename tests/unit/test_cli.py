@@ -1062,6 +1062,14 @@ def groups(*found):
     return pb.ListGroupsReply(groups=found)
 
 
+def test_a_member_whose_peer_is_away_is_shown_in_sync_where_it_is(asked):
+    """Then, and only then, may the other one's disk be emptied; and where that doesn't start, this one is connected to nobody."""
+    alone = a_group(is_draining=False)
+    alone.members[0].is_peer_connected = False
+    asked.replies["ListGroups"] = groups(alone)
+    assert "in service  in sync, not connected to its peer  disk full" in invoke("group", "list").output
+
+
 @pytest.mark.parametrize(("until", "looks"), [("switched", 1), ("drained", 2)])
 def test_drain_waits_as_long_as_asked(asked, monkeypatch, until, looks):
     monkeypatch.setattr("seriatim.cli.group._LOOK_EVERY_S", 0.0)
