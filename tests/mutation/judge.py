@@ -25,7 +25,7 @@ from tests.simulation.exhaustive.explorer import explore
 CORES = {
     "seriatim.coordinator.core": (
         (
-            "acquire_send acquire_read background chain chain_point close_link closing readmission recovery registry removal "
+            "acquire_send acquire_read acquiring background chain chain_point close_link closing readmission recovery registry removal "
             "retention rotation seal status subscriptions"
         ),
         "tests/unit/test_coordinator_*.py tests/property/test_chain_*.py",
@@ -49,7 +49,10 @@ CORES = {
 """By package: its modules that decide something, and the tests of their own."""
 MODULES = [f"{package}.{name}" for package, (names, _) in CORES.items() for name in names.split()]
 EXPLORED = {
-    *(f"seriatim.coordinator.core.{name}" for name in ("acquire_send", "chain", "close_link", "closing", "seal")),
+    *(
+        f"seriatim.coordinator.core.{name}"
+        for name in ("acquire_send", "acquiring", "chain", "close_link", "closing", "seal")
+    ),
     "seriatim.broker_group.core.replica",
     "seriatim.producer.core.sender",
 }

@@ -13,6 +13,7 @@ from seriatim.coordinator import messages
 from seriatim.coordinator.core import (
     acquire_read,
     acquire_send,
+    acquiring,
     chain,
     close_link,
     invariants,
@@ -624,7 +625,7 @@ def test_who_meets_a_chain_that_keeps_changing_is_asked_to_come_again(world, beg
         trace.tell(read(world), ElectionSeen("node-1"), ChainConflict())
         rounds += 1
     assert trace.orders == ["wait chain: it keeps changing"]
-    assert rounds == acquire_send.MAX_ROUNDS + 1
+    assert rounds == acquiring.MAX_ROUNDS + 1
 
 
 def test_a_closing_that_meets_a_chain_that_keeps_changing_comes_to_an_end(world):

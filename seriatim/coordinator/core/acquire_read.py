@@ -26,7 +26,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from seriatim.coordinator.core import chain, subscriptions
+from seriatim.coordinator.core import subscriptions
+from seriatim.coordinator.core.acquiring import MAX_ROUNDS, OLDER_PAUSE_MS, Acquiring
 from seriatim.coordinator.core.events import (
     Answer,
     ChainConflict,
@@ -41,20 +42,16 @@ from seriatim.coordinator.core.events import (
     ReaderNotTold,
     ReaderTold,
     ReadGrant,
-    Refused,
     SessionsSeen,
     TellReader,
-    Wait,
-    WakeAfter,
     Woken,
     WriteChain,
 )
-from seriatim.coordinator.core.registry import Registry, not_ready
+from seriatim.coordinator.core.registry import Registry
 from seriatim.protocol.chain import ChainDocument, ChainMember, Link, Subscription
 from seriatim.protocol.errors import (
     Fenced,
     InvariantBroken,
-    NotElected,
     OlderGeneration,
     OlderVersion,
     SeriatimError,
@@ -64,8 +61,6 @@ from seriatim.protocol.errors import (
 )
 from seriatim.protocol.names import ChainVersion, Index, Token
 
-MAX_ROUNDS = 40
-OLDER_PAUSE_MS = 5
 _NO_HINDRANCE = UnknownLink, StaleCursor
 """Of a member that serves nobody older: it has nothing of the link, or its disk failed and it only remembers who reads."""
 
@@ -93,7 +88,7 @@ class ReadRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class AcquireRead:
+class AcquireRead(Acquiring):
     """`asked`: places of the members that have to be told; `told`, `failed`: what they answered.
 
     `is_newest`: the chain was read behind all that had been written until then. `noted`: the place of the member that
@@ -103,28 +98,13 @@ class AcquireRead:
 
     request: ReadRequest
     phase: Phase = Phase.READING
-    read: ChainRead | None = None
     asked: tuple[str, ...] = ()
     told: Mapping[str, ReaderTold] = field(default_factory=dict)
     failed: Mapping[str, SeriatimError] = field(default_factory=dict)
-    pending: ChainDocument | None = None
-    rounds: int = 0
     is_newest: bool = False
     noted: str = ""
     passed: Index = Index(0)
     index: Index = Index(0)
-
-    @property
-    def document(self) -> ChainDocument:
-        return self._read().document
-
-    @property
-    def version(self) -> ChainVersion:
-        return self._read().version
-
-    @property
-    def registry(self) -> Registry:
-        return self._read().registry
 
     @property
     def subscription(self) -> Subscription:
@@ -134,11 +114,6 @@ class AcquireRead:
     def head(self) -> Link | None:
         consume_list = self.subscription.consume_list
         return self.document.link(consume_list[0]) if consume_list else None
-
-    def _read(self) -> ChainRead:
-        if self.read is None:
-            raise InvariantBroken("the chain wasn't read yet")
-        return self.read
 
 
 Step = tuple[AcquireRead, Effects]
@@ -171,7 +146,7 @@ def step(  # noqa: C901, PLR0912 - a transition table
         case Phase.ELECTING, ElectionSeen(first):
             return _elected(state, first)
         case Phase.NAMING, ChainConflict():
-            return _again(state)
+            return state.again()
         case Phase.NOTING | Phase.LEAVING, ChainConflict():
             return _in_turn(replace(state, rounds=state.rounds + 1), state.phase)
         case Phase.NAMING | Phase.NOTING | Phase.LEAVING, ChainWritten(version):
@@ -182,7 +157,7 @@ def step(  # noqa: C901, PLR0912 - a transition table
             return _answered(replace(state, told={**state.told, place: event}))
         case Phase.TELLING | Phase.PASSING, ReaderNotTold(place, error):
             if isinstance(error, OlderVersion | Fenced | OlderGeneration):
-                return _again(state, OLDER_PAUSE_MS)
+                return state.again(OLDER_PAUSE_MS)
             return _answered(replace(state, failed={**state.failed, place: error}))
         case Phase.CHECKING, SessionsSeen(registry):
             return _checked(state, registry)
@@ -190,55 +165,30 @@ def step(  # noqa: C901, PLR0912 - a transition table
             raise InvariantBroken(f"{type(event).__name__} while {state.phase}")
 
 
-def _again(state: AcquireRead, pause_ms: int = 0) -> Step:
-    if state.rounds >= MAX_ROUNDS:
-        return state, (_wait(state, {"chain": "it keeps changing"}),)
-    fresh = AcquireRead(state.request, rounds=state.rounds + 1)
-    return fresh, (WakeAfter(pause_ms) if pause_ms else ReadChain(),)
-
-
-def _wait(state: AcquireRead, reasons: Mapping[str, str]) -> Answer:
-    return Answer(Wait(reasons, token=state.request.token))
-
-
 def _with_token(state: AcquireRead) -> Step:
     document = state.document
-    if document.is_deleted:
-        return state, (Answer(Refused(chain.deleted_error(document))),)
-    if awaited := state.registry.awaited:
-        return state, (Answer(Refused(not_ready(awaited))),)
+    if unserved := state.unserved:
+        return state.refused(unserved)
     try:
         found = state.subscription
     except UnknownSubscription as unknown:
         if state.is_newest:
-            return state, (Answer(Refused(unknown)),)
+            return state.refused(unknown)
         return replace(state, is_newest=True), (ReadChain(is_newest=True),)  # this ZooKeeper server may be behind
-    token = state.request.token
-    if token == 0:
+    if state.request.token == 0:
         if set_back := state.registry.set_back_error(document):
-            return state, (Answer(Refused(set_back)),)
+            return state.refused(set_back)
         return replace(state, phase=Phase.ELECTING), (LookUpElection(found.subscription_id),)
-    if token < found.reader_token:
-        error = Fenced(
-            f"the reader with token {found.reader_token} was elected after the one with {token}",
-            queue=document.name,
-            subscription=found.name,
-            token=found.reader_token,
-        )
-        return state, (Answer(Refused(error)),)
-    if token > found.reader_token:
-        return _again(state, OLDER_PAUSE_MS)  # this ZooKeeper server is behind the one that showed the token
-    return _look(state)
+    return state.with_another_token(found.reader_token, "reader", subscription=found.name) or _look(state)
 
 
 def _elected(state: AcquireRead, first: str) -> Step:
-    document, node, found = state.document, state.request.election_node, state.subscription
-    if not node or first != node:
-        error = NotElected(f"{first or 'nobody'} is first in line, not {node!r}", queue=document.name)
-        return state, (Answer(Refused(error)),)
+    node, found = state.request.election_node, state.subscription
+    if error := state.not_elected(first):
+        return state.refused(error)
     if found.reader_node == node:  # it has its token, but the answer that brought it was lost
         return _look(_with_own_token(state))
-    named = subscriptions.with_reader(document, found.name, node)
+    named = subscriptions.with_reader(state.document, found.name, node)
     what = f"reader {node} of {found.name} elected token={found.reader_token + 1}"
     return replace(state, phase=Phase.NAMING, pending=named), (WriteChain(named, state.version, what),)
 
@@ -248,15 +198,13 @@ def _with_own_token(state: AcquireRead) -> AcquireRead:
 
 
 def _written(state: AcquireRead, version: ChainVersion) -> Step:
-    if state.pending is None:
-        raise InvariantBroken(f"a write was answered that nobody asked for, while {state.phase}")
-    wrote = replace(state, read=ChainRead(state.pending, version, state.registry), pending=None)
+    wrote = state.written(version)
     return _look(_with_own_token(wrote) if state.phase is Phase.NAMING else wrote)
 
 
 def _look(state: AcquireRead) -> Step:
     if set_back := state.registry.set_back(state.document.queue_id):
-        return state, (_wait(state, set_back),)
+        return state.waits(set_back)
     link = state.head
     if link is None:
         return _granted(state, Index(0))
@@ -275,11 +223,11 @@ def _head(state: AcquireRead) -> Link:
 def _tell(state: AcquireRead, registry: Registry) -> Step:
     """To every registered member of the head link, whichever incarnation is there now (H8)."""
     link = _head(state)
-    looked = replace(state, read=ChainRead(state.document, state.version, registry))
+    looked = state.looked_up(registry)
     present = tuple(side for side in (link.master, link.slave) if registry.member(side.name) is not None)
     if not present:
         reason = f"no member of {link.group} is registered, so nobody can tell where link {link.epoch} was read to"
-        return looked, (_wait(looked, {link.group: reason}),)
+        return looked.waits({link.group: reason})
     asked = replace(looked, phase=Phase.TELLING, asked=tuple(side.name.member for side in present))
     return asked, _tellings(state, link, present, Index(0))
 
@@ -315,7 +263,7 @@ def _checked(state: AcquireRead, registry: Registry) -> Step:
         if error is not None and not isinstance(error, _NO_HINDRANCE) and registry.member(side.name) is not None:
             reasons[str(side.name)] = f"it is registered, but can't be told who reads: {error.message}"
     if reasons:
-        return state, (_wait(state, reasons),)
+        return state.waits(reasons)
     return _with_cursors(state)
 
 
@@ -328,7 +276,7 @@ def _with_cursors(state: AcquireRead) -> Step:
             f"no registered member of {link.group} has sound cursors of link {link.epoch}: "
             f"it has yet to catch up with its peer (or seek the subscription to an offset)"
         )
-        return state, (_wait(state, {link.group: reason}),)
+        return state.waits({link.group: reason})
     furthest = _furthest(state, link)
     cursor = max(subscriptions.start_index(found, link.epoch), furthest)
     if link.end is not None and cursor >= link.end:
@@ -354,14 +302,14 @@ def _furthest(state: AcquireRead, link: Link) -> Index:
 def _in_turn(state: AcquireRead, phase: Phase) -> Step:
     """Read the chain again, for a write of this phase."""
     if state.rounds >= MAX_ROUNDS:
-        return _again(state)
+        return state.again()
     return replace(state, phase=phase), (ReadChain(leads_to_write=True),)
 
 
 def _left(state: AcquireRead, again: ChainRead) -> Step:
     """What members answered still holds where only others have changed the chain: hundreds come to a link's end at once."""
     if again.version != state.version and not _is_as_read(state, again.document):
-        return _again(state)
+        return state.again()
     link, found = _head(state), state.subscription
     left = subscriptions.drained(again.document, found.subscription_id, found.generation, link.epoch)
     what = f"{found.name} has read link {link.epoch} to its end {link.end}"
@@ -417,7 +365,7 @@ def _noted(state: AcquireRead, again: ChainRead) -> Step:
     link, found, unsure = _head(state), state.subscription, state.noted
     before, now = (_whose_count_not(document, link, found) for document in (state.document, again.document))
     if again.version != state.version and (before != now or not _is_head_as_read(state, again.document)):
-        return _again(state)
+        return state.again()
     noted = subscriptions.with_stale_cursors(again.document, link.epoch, unsure, found.whose)
     what = f"{unsure} of {link.group} may lack cursors of {found.name} in link {link.epoch}: they are stale"
     return replace(state, pending=noted), (WriteChain(noted, again.version, what),)
@@ -430,7 +378,7 @@ def _whose_count_not(document: ChainDocument, link: Link, of: Subscription) -> s
 
 def _confirmed(state: AcquireRead, again: ChainRead) -> Step:
     if again.version != state.version and not _is_as_read(state, again.document):
-        return _again(state)
+        return state.again()
     return _granted(replace(state, read=again), state.index)
 
 

@@ -18,8 +18,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from seriatim.coordinator.core import chain, chain_length, closing
+from seriatim.coordinator.core.acquiring import OLDER_PAUSE_MS, Acquiring
 from seriatim.coordinator.core.chain_point import point_before
 from seriatim.coordinator.core.closing import Closing, Ended, Overtaken, Undecidable
 from seriatim.coordinator.core.events import (
@@ -35,31 +37,24 @@ from seriatim.coordinator.core.events import (
     LookUpSessions,
     OpenFailed,
     ReadChain,
-    Refused,
     SendGrant,
     SendOpen,
     SessionsSeen,
-    Wait,
     WakeAfter,
     Woken,
     WriteChain,
 )
-from seriatim.coordinator.core.registry import Registry, not_ready
 from seriatim.protocol.chain import ChainDocument, Link, LinkState
-from seriatim.protocol.errors import ChainSetBack, Fenced, InvariantBroken, NotElected, OlderVersion, Waiting
+from seriatim.protocol.errors import ChainSetBack, Fenced, InvariantBroken, OlderVersion, Waiting
 from seriatim.protocol.marks import merged
 from seriatim.protocol.names import ChainVersion, Epoch, Token
 from seriatim.protocol.position import Position
 
-MAX_ROUNDS = 40
-"""So often may the chain change under one call before the caller is asked to come again."""
 MAX_OPENS = 40
 """So often are two members asked whose copies aren't equal, with OPEN_PAUSE_MS between. Both answer, so neither has failed: a
 stream of the same token still runs, and the caller is asked to come again.
 """
 OPEN_PAUSE_MS = 5
-OLDER_PAUSE_MS = 5
-"""A member knew a newer version than was read: ZooKeeper needs a moment to show it here, too."""
 
 
 class Phase(StrEnum):
@@ -84,35 +79,24 @@ class SendRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class AcquireSend:
-    """`read`: the chain as this round read or wrote it. `positions`: what OpenLink was answered with, by place.
+class AcquireSend(Acquiring):
+    """`positions`: what OpenLink was answered with, by place. `before`: how far a closing was when the chain changed under it.
 
-    `avoid`: groups that couldn't be opened in this call, and why; they aren't tried again in it. `pending`: the document
-    whose write is under way. `before`: how far a closing was when the chain changed under it.
+    `avoid`: groups that couldn't be opened in this call, and why; they aren't tried again in it.
     """
 
     request: SendRequest
     phase: Phase = Phase.READING
-    read: ChainRead | None = None
     positions: Mapping[str, Position] = field(default_factory=dict)
     closing: Closing | None = None
     before: Closing | None = None
-    pending: ChainDocument | None = None
     avoid: Mapping[str, str] = field(default_factory=dict)
     opens: int = 0
-    rounds: int = 0
 
     @property
-    def document(self) -> ChainDocument:
-        return self._read().document
-
-    @property
-    def version(self) -> ChainVersion:
-        return self._read().version
-
-    @property
-    def registry(self) -> Registry:
-        return self._read().registry
+    def kept(self) -> dict[str, Any]:
+        """Which groups couldn't be opened, and seals that were answered."""
+        return {"avoid": self.avoid, "before": self.closing or self.before}
 
     @property
     def last_link(self) -> Link:
@@ -120,11 +104,6 @@ class AcquireSend:
         if link is None:
             raise InvariantBroken("the chain has no link to open", queue=self.document.name)
         return link
-
-    def _read(self) -> ChainRead:
-        if self.read is None:
-            raise InvariantBroken("the chain wasn't read yet")
-        return self.read
 
 
 Step = tuple[AcquireSend, Effects]
@@ -153,18 +132,18 @@ def step(state: AcquireSend, event: Event, now_ms: int) -> Step:  # noqa: C901, 
         case Phase.ELECTING, ElectionSeen(first):
             return _elected(state, first)
         case Phase.NAMING | Phase.GRANTING | Phase.LISTING, ChainConflict():
-            return _again(state)
+            return state.again()
         case Phase.NAMING | Phase.GRANTING | Phase.LISTING, ChainWritten(version):
             return _written(state, version, now_ms)
         case Phase.LOOKING, SessionsSeen(registry):
-            return _looked(replace(state, read=ChainRead(state.document, state.version, registry)), now_ms)
+            return _looked(state.looked_up(registry), now_ms)
         case Phase.OPENING, LinkOpened(place, position):
             return _opened(replace(state, positions={**state.positions, place: position}))
         case Phase.OPENING | Phase.PAUSING, OpenFailed(place, error):
             if isinstance(error, OlderVersion | Fenced):
-                return _again(state, OLDER_PAUSE_MS)  # no failure of a member (H12)
+                return state.again(OLDER_PAUSE_MS)  # no failure of a member (H12)
             if isinstance(error, ChainSetBack):
-                return state, (_wait(state, {f"{state.last_link.group}-{place}": error.message}),)
+                return state.waits({f"{state.last_link.group}-{place}": error.message})
             return _failed(state, f"{state.last_link.group}-{place}: {error.message}", now_ms)
         case Phase.READING, LinkOpened() | OpenFailed():
             return state, ()  # late: the other member's answer has decided already
@@ -186,54 +165,25 @@ def _begins_with_write(request: SendRequest, document: ChainDocument) -> bool:
     return is_reported and request.token == document.sender_token
 
 
-def _again(state: AcquireSend, pause_ms: int = 0) -> Step:
-    """Start again from reading the chain, knowing the request, which groups couldn't be opened, and seals answered."""
-    if state.rounds >= MAX_ROUNDS:
-        return state, (_wait(state, {"chain": "it keeps changing"}),)
-    before = state.closing or state.before
-    fresh = AcquireSend(state.request, avoid=state.avoid, rounds=state.rounds + 1, before=before)
-    return fresh, (WakeAfter(pause_ms) if pause_ms else ReadChain(),)
-
-
-def _wait(state: AcquireSend, reasons: Mapping[str, str]) -> Answer:
-    return Answer(Wait(reasons, token=state.request.token))
-
-
 def _with_token(state: AcquireSend, now_ms: int) -> Step:
     """Step 1: refuse an older token; without one, see who is elected."""
     document = state.document
-    if document.is_deleted:
-        return state, (Answer(Refused(chain.deleted_error(document))),)
-    if awaited := state.registry.awaited:
-        return state, (Answer(Refused(not_ready(awaited))),)
-    token = state.request.token
-    if token == 0:
+    if unserved := state.unserved:
+        return state.refused(unserved)
+    if state.request.token == 0:
         if set_back := state.registry.set_back_error(document):
-            return state, (Answer(Refused(set_back)),)
+            return state.refused(set_back)
         return replace(state, phase=Phase.ELECTING), (LookUpElection(),)
-    if token < document.sender_token:
-        return state, (Answer(Refused(_fenced(document, token))),)
-    if token > document.sender_token:
-        return _again(state, OLDER_PAUSE_MS)  # this ZooKeeper server is behind the one that showed the token
-    return _routed(state, now_ms)
-
-
-def _fenced(document: ChainDocument, token: Token) -> Fenced:
-    return Fenced(
-        f"the sender with token {document.sender_token} was elected after the one with {token}",
-        queue=document.name,
-        token=document.sender_token,
-    )
+    return state.with_another_token(document.sender_token, "sender") or _routed(state, now_ms)
 
 
 def _elected(state: AcquireSend, first: str) -> Step:
-    document, node = state.document, state.request.election_node
-    if not node or first != node:
-        error = NotElected(f"{first or 'nobody'} is first in line, not {node!r}", queue=document.name)
-        return state, (Answer(Refused(error)),)
+    node = state.request.election_node
+    if error := state.not_elected(first):
+        return state.refused(error)
     # Also the node that got the latest token: who asks without one has been deposed by its own clock meanwhile, and
     # what it sent under that token is never to be taken for what it sends from now on (H4).
-    named = chain.with_sender(document, node)
+    named = chain.with_sender(state.document, node)
     what = f"sender {node} elected token={named.sender_token}"
     return replace(state, phase=Phase.NAMING, pending=named), (WriteChain(named, state.version, what),)
 
@@ -243,10 +193,7 @@ def _with_own_token(state: AcquireSend) -> AcquireSend:
 
 
 def _written(state: AcquireSend, version: ChainVersion, now_ms: int) -> Step:
-    if state.pending is None:
-        raise InvariantBroken(f"a write was answered that nobody asked for, while {state.phase}")
-    read = ChainRead(state.pending, version, state.registry)
-    wrote = replace(state, read=read, pending=None)
+    wrote = state.written(version)
     if state.phase is Phase.GRANTING:
         return _granted(wrote)
     if state.phase is Phase.NAMING:
@@ -257,7 +204,7 @@ def _written(state: AcquireSend, version: ChainVersion, now_ms: int) -> Step:
 def _routed(state: AcquireSend, now_ms: int) -> Step:
     """What the last link's state and the caller's report ask for."""
     if set_back := state.registry.set_back(state.document.queue_id):
-        return state, (_wait(state, set_back),)
+        return state.waits(set_back)
     last = state.document.last_link
     if last is None or last.state in (LinkState.SEALED, LinkState.LOST):
         return _listed(state, state.document, state.version, "", now_ms)
@@ -291,7 +238,7 @@ def _opened(state: AcquireSend) -> Step:
     if (one.index, one.hash) != (other.index, other.hash):
         if state.opens >= MAX_OPENS:
             reason = f"records are still on their way ({one.index} and {other.index})"
-            return state, (_wait(state, {f"link {state.last_link.epoch}": reason}),)
+            return state.waits({f"link {state.last_link.epoch}": reason})
         return replace(state, phase=Phase.PAUSING), (WakeAfter(OPEN_PAUSE_MS),)
     if state.last_link.state is LinkState.OPEN:
         return _granted(state)
@@ -343,9 +290,9 @@ def _closed(state: AcquireSend, outcome: Closing | closing.Outcome, effects: Eff
         case Ended(document, expected, what, last):
             return _listed(replace(state, closing=last), document, expected, what, now_ms)
         case Undecidable(reasons):
-            return state, (_wait(state, reasons),)
+            return state.waits(reasons)
         case Overtaken():
-            return _again(state)
+            return state.again()
 
 
 def _listed(state: AcquireSend, document: ChainDocument, expected: ChainVersion, what: str, now_ms: int) -> Step:
@@ -359,9 +306,9 @@ def _listed(state: AcquireSend, document: ChainDocument, expected: ChainVersion,
         if what:
             return _writing(state, document, expected, what)
         reasons = waiting.details["reasons"]
-        return state, (_wait(state, reasons if isinstance(reasons, Mapping) else {}),)
+        return state.waits(reasons if isinstance(reasons, Mapping) else {})
     if error := chain_length.listing_error(listed):
-        return _writing(state, document, expected, what) if what else (state, (Answer(Refused(error)),))
+        return _writing(state, document, expected, what) if what else state.refused(error)
     link = listed.links[-1]
     listing = f"link {link.epoch} listed for {link.group}"
     return _writing(state, listed, expected, f"{what}; {listing}" if what else listing)
