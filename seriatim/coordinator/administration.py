@@ -543,14 +543,13 @@ class Operations:
         What a member wrote says where a link ends, also where its disk is gone; who has its records, only members do.
         """
         answers = await self._store.kept_seals(queue_id, link.epoch) if link.end is None else {}
-        sides = (link.master, link.slave)
-        asked = [self._members.seal(SendSeal(side, link, version), queue_id, cause_id) for side in sides]
-        for side, reply in zip(sides, await asyncio.gather(*asked, return_exceptions=True), strict=True):
+        asked = [self._members.seal(SendSeal(side, link, version), queue_id, cause_id) for side in link.sides]
+        for side, reply in zip(link.sides, await asyncio.gather(*asked, return_exceptions=True), strict=True):
             if isinstance(reply, SealAnswer):
                 answers[side.name.member] = reply
             elif not isinstance(reply, SeriatimError):
                 raise reply
-        by_place = {side.name.member: side for side in sides}
+        by_place = {side.name.member: side for side in link.sides}
         return {place: seal.judged(link, by_place[place], answer) for place, answer in answers.items()}
 
     async def _check_nothing_better(
@@ -576,7 +575,7 @@ def _what_is_given_up(document: ChainDocument, link: Link, end: int, answers: di
     known = "an unknown number of records" if link.end is None else f"{link.end - end} records"
     where = "" if link.base is None else f" (offset {link.base + end})"
     what = f"{known} of link {link.epoch} of queue {document.name} on {link.group}, from index {end}{where} on"
-    asked = {str(side.name): answers.get(side.name.member) for side in (link.master, link.slave)}
+    asked = {str(side.name): answers.get(side.name.member) for side in link.sides}
     missing = [member for member, answer in asked.items() if answer is None]
     copies = [f"no answer from {', '.join(missing)}"] if missing else []
     for member, answer in asked.items():

@@ -269,7 +269,7 @@ class BackgroundWork:
         for seen in self._store.chains.values():
             for link in () if seen.document.is_deleted else seen.document.links:
                 if link.state is LinkState.OPEN:
-                    for side in (link.master, link.slave):
+                    for side in link.sides:
                         if self._store.registry.is_present(side):
                             asked.setdefault(side.name, []).append((seen.document.queue_id, link.epoch))
         answers = await asyncio.gather(*(self._sealed_at(member, links) for member, links in asked.items()))

@@ -98,7 +98,7 @@ class Description:
         told = {link.epoch: Told() for link in links}
         masters = {link.epoch: link.master for link in links}
         for link in links:
-            for side in (link.master, link.slave):
+            for side in link.sides:
                 state = self._store.registry.member(side.name)
                 # A link without an end is copied to no other disk: what is in the place of its own holds nothing of it.
                 if state and (link.end is not None or state.incarnation.disk_id == side.incarnation.disk_id):

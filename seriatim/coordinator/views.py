@@ -85,7 +85,7 @@ def link_view(link: Link, point: ChainPoint, registry: Registry) -> pb.LinkView:
         view.sealed_at_ms = certificate.sealed_at_ms
         view.answered.extend(
             side.name.member
-            for side in (link.master, link.slave)
+            for side in link.sides
             if any(one.disk_id == side.incarnation.disk_id for one in certificate.answered)
         )
     return view

@@ -131,12 +131,13 @@ class Link:
     def end(self) -> Index | None:
         return None if self.certificate is None else self.certificate.end
 
+    @property
+    def sides(self) -> tuple[ChainMember, ChainMember]:
+        return self.master, self.slave
+
     def side(self, member: str) -> ChainMember | None:
         """The side on which `member` ("a" or "b") of the group stands."""
-        for side in (self.master, self.slave):
-            if side.name.member == member:
-                return side
-        return None
+        return next((side for side in self.sides if side.name.member == member), None)
 
 
 Whose = tuple[SubscriptionId, Generation]

@@ -224,7 +224,7 @@ def _tell(state: AcquireRead, registry: Registry) -> Step:
     """To every registered member of the head link, whichever incarnation is there now (H8)."""
     link = _head(state)
     looked = state.looked_up(registry)
-    present = tuple(side for side in (link.master, link.slave) if registry.member(side.name) is not None)
+    present = tuple(side for side in link.sides if registry.member(side.name) is not None)
     if not present:
         reason = f"no member of {link.group} is registered, so nobody can tell where link {link.epoch} was read to"
         return looked.waits({link.group: reason})
@@ -258,7 +258,7 @@ def _checked(state: AcquireRead, registry: Registry) -> Step:
     if link.end is not None and _furthest(state, link) >= link.end:
         return _in_turn(state, Phase.LEAVING)
     reasons = {}
-    for side in (link.master, link.slave):
+    for side in link.sides:
         error = state.failed.get(side.name.member)
         if error is not None and not isinstance(error, _NO_HINDRANCE) and registry.member(side.name) is not None:
             reasons[str(side.name)] = f"it is registered, but can't be told who reads: {error.message}"
@@ -328,7 +328,7 @@ def _has_start(state: AcquireRead, answer: ReaderTold, furthest: Index) -> bool:
 def _pass_on(state: AcquireRead, link: Link, behind: tuple[str, ...], furthest: Index) -> Step:
     """A reader that starts at a cursor counts on it, so both members are to have it, as its own, before it does (H7)."""
     told = {place: answer for place, answer in state.told.items() if place not in behind}
-    sides = (side for side in (link.master, link.slave) if side.name.member in behind)
+    sides = (side for side in link.sides if side.name.member in behind)
     return replace(state, phase=Phase.PASSING, told=told, passed=furthest), _tellings(state, link, sides, furthest)
 
 
@@ -337,7 +337,7 @@ def _unsure(state: AcquireRead, link: Link) -> str:
 
     A blank disk has no cursor to give.
     """
-    for side in (link.master, link.slave):
+    for side in link.sides:
         place = side.name.member
         is_answered = place in state.told or isinstance(state.failed.get(place), UnknownLink)
         if not is_answered or _is_noted(state, link, place):
@@ -390,7 +390,7 @@ def _is_as_read(state: AcquireRead, now: ChainDocument) -> bool:
     count there.
     """
     return _is_head_as_read(state, now) and all(
-        _is_settled(state, now, side.name.member) for side in (_head(state).master, _head(state).slave)
+        _is_settled(state, now, side.name.member) for side in _head(state).sides
     )
 
 

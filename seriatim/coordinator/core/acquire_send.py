@@ -225,8 +225,7 @@ def _open(state: AcquireSend) -> Step:
     asked = replace(state, phase=Phase.OPENING, positions={}, opens=state.opens + 1)
     limit_bytes = state.document.settings.max_record_bytes
     return asked, tuple(
-        SendOpen(side, link, state.document.sender_token, state.version, limit_bytes)
-        for side in (link.master, link.slave)
+        SendOpen(side, link, state.document.sender_token, state.version, limit_bytes) for side in link.sides
     )
 
 

@@ -119,9 +119,7 @@ def begin(
 
 def _sealing(state: Closing) -> tuple[Closing, Effects]:
     link = state.link
-    return replace(state, phase=Phase.SEALING), tuple(
-        SendSeal(side, link, state.version) for side in (link.master, link.slave)
-    )
+    return replace(state, phase=Phase.SEALING), tuple(SendSeal(side, link, state.version) for side in link.sides)
 
 
 def step(  # noqa: C901, PLR0912 - a transition table
@@ -205,7 +203,7 @@ def _over_without_use(state: Closing) -> str:
     That holds for the incarnation that says so: where it is the link's own, nothing more is confirmed, or acknowledged, there. Where
     the disks of both failed, as on one storage, neither ever seals, and both stay registered.
     """
-    for side in (state.link.master, state.link.slave):
+    for side in state.link.sides:
         answer = state.answers.get(side.name.member)
         if answer is None:
             continue
@@ -219,7 +217,7 @@ def _over_without_use(state: Closing) -> str:
 def _reasons(state: Closing) -> dict[str, str]:
     decision = _decision(state, 0)
     reasons = dict(decision.reasons) if isinstance(decision, Undecided) else {}
-    for side in (state.link.master, state.link.slave):
+    for side in state.link.sides:
         failure = state.failures.get(side.name.member)
         if failure is not None:
             reasons[str(side.name)] = failure.message

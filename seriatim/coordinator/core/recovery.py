@@ -89,7 +89,7 @@ def check_same(one: Copy, other: Copy) -> None:
                 queue=one.document.name,
                 epoch=link.epoch,
             )
-        if (there.master, there.slave) != (link.master, link.slave):
+        if there.sides != link.sides:
             raise ChainSetBack(
                 f"link {link.epoch} is on {link.group} in the chain of {one.holder}, and another one on {there.group} "
                 f"in that of {other.holder}: both have been sent to",

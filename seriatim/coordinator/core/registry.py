@@ -78,7 +78,7 @@ class Registry:
 
     def absence(self, link: Link) -> str:
         """Why a member of the link can take no records any more, or empty (protocol.md 5.4)."""
-        for side in (link.master, link.slave):
+        for side in link.sides:
             state = self.member(side.name)
             if state is None:
                 return f"{side.name} is not registered"

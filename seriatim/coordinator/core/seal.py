@@ -162,7 +162,7 @@ def _certificate(
 
 def _reasons(link: Link, answers: Mapping[str, SealAnswer]) -> dict[str, str]:
     reasons = {}
-    for side in (link.master, link.slave):
+    for side in link.sides:
         answer = answers.get(side.name.member)
         if answer is None:
             continue
