@@ -13,7 +13,7 @@ reader (Fetch, CommitCursor), and the peer (Replicate, CopyLink, ListCursors, Co
 It promises: what it confirmed is on its disk (protocol.md 8); what it answered to a seal stays so; it never says
 *not there* of something that it can't read.
 
-`core` decides and does nothing; `store` is the disk; `link_runner` runs one link's decisions, `broker` holds the links, `sealing`
-ends them; `replication` and `resyncer` talk to the peer, `membership` to ZooKeeper; `service` answers calls, and with `append`,
-`replicate` and `fetch` streams; `process` owns all.
+`core` decides and does nothing; `store` is the disk; `link_runner` runs one link's decisions, `broker` holds the links, `opening` begins
+them, `sealing` ends them; `replication` and `resyncer` talk to the peer, `membership` to ZooKeeper; `service` answers calls, and with
+`append`, `replicate` and `fetch` streams; `process` owns all.
 """

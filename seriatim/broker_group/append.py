@@ -13,6 +13,7 @@ from seriatim.broker_group.core.replica_events import (
     BatchArrived,
 )
 from seriatim.broker_group.link_runner import LinkRunner
+from seriatim.broker_group.opening import end_rest
 from seriatim.protocol import batch, errors
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.batch_streams import BatchMessage, opening
@@ -89,7 +90,7 @@ class AppendStream:
 
     async def _serve(self) -> None:
         runner, token = await self._opened()
-        await self._broker.end_rest(runner)
+        await end_rest(self._broker, runner)
         runner.attach(self)
         self.acknowledge(runner.state.committed.index)
         reading = self._reading = asyncio.ensure_future(self._read(runner, token))

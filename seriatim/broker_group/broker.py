@@ -14,15 +14,11 @@ from seriatim.broker_group.batch_cache import BatchCache
 from seriatim.broker_group.core import disk, setback
 from seriatim.broker_group.core.disk import Room
 from seriatim.broker_group.core.lease import Lease
-from seriatim.broker_group.core.link_record import LinkKey, LinkRecord, Role, sealed_error
-from seriatim.broker_group.core.replica import SealPhase, disk_failed
-from seriatim.broker_group.core.replica_events import (
-    Opened,
-)
+from seriatim.broker_group.core.link_record import LinkKey, LinkRecord
+from seriatim.broker_group.core.replica import SealPhase
 from seriatim.broker_group.core.setback import KeptChain, SeenChain
 from seriatim.broker_group.link_runner import Flight, LinkRunner, no_longer_kept
 from seriatim.broker_group.peer import Peer
-from seriatim.broker_group.replication import SlaveStream
 from seriatim.broker_group.store import Store
 from seriatim.broker_group.uninterrupted import Lock, uninterrupted
 from seriatim.protocol import chain_json, log
@@ -34,15 +30,13 @@ from seriatim.protocol.errors import (
     ChainSetBack,
     DiskFailed,
     InvalidArgument,
-    PeerLost,
     UnknownLink,
     WrongCluster,
     WrongIncarnation,
 )
 from seriatim.protocol.flag import is_set_within
-from seriatim.protocol.incarnations import from_message
-from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, MemberName, QueueId, Token
-from seriatim.protocol.position import Position
+from seriatim.protocol.incarnations import as_message, from_message
+from seriatim.protocol.names import Epoch, Incarnation, Index, MemberName, QueueId
 
 _log = log.logger("broker")
 
@@ -414,6 +408,10 @@ class Broker:
         if meant != self.incarnation:
             raise WrongIncarnation(f"this is {self.incarnation}, not {meant}", incarnation=str(self.incarnation))
 
+    def link_name(self, key: LinkKey, to: Incarnation) -> pb.LinkName:
+        """The name of a link in a request to the other member."""
+        return pb.LinkName(cluster=self.cluster, queue_id=key[0], epoch=key[1], to=as_message(to))
+
     def check_name(self, name: pb.LinkName) -> LinkKey:
         """The link that a request names. Raises WrongCluster, and WrongIncarnation where another process is meant (H25)."""
         self.check_addressed(name.cluster, name.to)
@@ -424,25 +422,15 @@ class Broker:
 
     # ---- opening
 
-    async def open_link(self, request: pb.OpenLinkRequest) -> tuple[LinkRunner, Position]:
-        """Take records for a link from a token; the two copies are made equal while this is answered (H3).
-
-        Answers where the link went on when the call came, or when the copies were equal: durable here and, on the
-        master, on the slave. A stream that brings records meanwhile isn't waited for.
-        """
-        key = self.check_name(request.link)
-        async with self.lock(key):
-            runner = self._opened(key, request)
-        if runner.record.role is Role.MASTER:
-            await self._connect_slave(runner, self.peer.stub(request.slave.address), request.slave.direct)
-        await runner.kept()
-        position = runner.state.tail
-        await runner.until(lambda: _is_over(runner) or _is_kept(runner, position.index))
-        if runner.state.failure:
-            raise disk_failed(runner.state)
-        if _is_over(runner):
-            raise sealed_error(runner.record)
-        return runner, position
+    def opens(self, record: LinkRecord) -> LinkRunner:
+        """The link takes records here from now on; its record is on the way to the disk, in front of all that it may take (`LinkRunner.kept`)."""
+        runner = self.made(record)
+        runner.changed_record(record)
+        runner.keep(record)
+        self.opened(record.key)
+        if (opening := self._opening.get(record.key)) is not None:
+            opening.set()
+        return runner
 
     async def until_opened(self, key: LinkKey, timeout_s: float) -> LinkRunner:
         """The link, once it takes records here: its master may be told of it a moment sooner. Raises UnknownLink."""
@@ -451,79 +439,6 @@ class Broker:
             opened = self._opening.setdefault(key, asyncio.Event())
             await is_set_within(opened, timeout_s)
         return self.link(key)
-
-    def _opened(self, key: LinkKey, request: pb.OpenLinkRequest) -> LinkRunner:
-        """The link with its record on the way to the disk, in front of all that it may take (`LinkRunner.kept`)."""
-        version, token = ChainVersion(request.chain_version), Token(request.token)
-        self.is_another(key[0], request.queue)
-        self.check_not_set_back(key[0])
-        runner = self.find(key)
-        if runner is None or (runner.record.opened_start == 0 and not runner.record.is_sealed):
-            record = self._new_record(key, request)
-            runner = self.made(record)
-            runner.changed_record(record)
-            runner.keep(record)
-            self.opened(key)
-            if (opening := self._opening.get(key)) is not None:
-                opening.set()
-            _log.info("link opened", **record.named, role=record.role, cause_id=request.cause_id)
-            return runner
-        side = self._side(request)
-        if side is not None and (what := setback.opened_before(runner.record, self.incarnation.start, *side)):
-            raise self.found_set_back(key[0], what)
-        refused = runner.apply(Opened(version, token, request.max_record_bytes))
-        if refused is not None:
-            raise refused
-        return runner
-
-    def _side(self, request: pb.OpenLinkRequest) -> tuple[Role, Incarnation] | None:
-        """What this member is to be in the link, and its peer there; None where the link wasn't made for this process."""
-        is_master = self.side_of(request.master)
-        mine, other = (request.master, request.slave) if is_master else (request.slave, request.master)
-        if not self.side_of(mine) or from_message(mine.incarnation) != self.incarnation:
-            return None
-        return Role.MASTER if is_master else Role.SLAVE, from_message(other.incarnation)
-
-    def _new_record(self, key: LinkKey, request: pb.OpenLinkRequest) -> LinkRecord:
-        side = self._side(request)
-        if side is None:
-            raise WrongIncarnation("this link wasn't made for this member", incarnation=str(self.incarnation))
-        role, peer = side
-        return LinkRecord(
-            *key,
-            queue=request.queue,
-            role=role,
-            durability=durability_from(request.durability),
-            flush_ms=request.flush_ms,
-            max_record_bytes=request.max_record_bytes,
-            peer=peer,
-            start_marks=dict(request.marks),
-            token=Token(request.token),
-            chain_version=ChainVersion(request.chain_version),
-            opened_start=self.incarnation.start,
-            lacks=(),
-        )
-
-    async def end_rest(self, runner: LinkRunner) -> None:
-        """Before records come: reach the slave again, where the link has let it go and the peer is there. Raises PeerLost."""
-        peer = self.peer.registered
-        if runner.slave is not None or _is_over(runner) or peer is None:
-            return
-        if self.peer.connected == runner.record.peer == peer.incarnation:
-            await self._connect_slave(runner, self.peer.stub(peer.address), peer.direct)
-
-    async def _connect_slave(self, runner: LinkRunner, stub: Any, direct: str) -> None:
-        """Open the stream to the slave unless it is open, and wait until both copies are equal. Raises PeerLost."""
-        if runner.slave is None:
-            peer = runner.record.peer
-            if peer is None:
-                raise PeerLost("this link has no other member", epoch=runner.record.epoch)
-            runner.slave = SlaveStream(runner, self.batches, stub, direct, self.cluster, self.incarnation, peer)
-        stream_now: Any = runner.slave
-        await runner.until(lambda: runner.state.is_peer_ready or runner.slave is not stream_now)
-        if not runner.state.is_peer_ready:
-            raise PeerLost("the other member of this link can't be reached", epoch=runner.record.epoch)
-        runner.rest_soon()
 
 
 def durability_from(name: str) -> Durability:
@@ -542,17 +457,6 @@ def set_back_problem(queue_id: QueueId, what: str) -> str:
 def _has_seal_on_disk(link: LinkRecord | LinkRunner) -> bool:
     """Whether it is there: a runner's record says so as soon as the seal is on its way."""
     return link.is_sealed if isinstance(link, LinkRecord) else link.state.phase is SealPhase.SEALED
-
-
-def _is_over(runner: LinkRunner) -> bool:
-    return runner.state.phase is not SealPhase.OPEN or bool(runner.state.failure)
-
-
-def _is_kept(runner: LinkRunner, index: Index) -> bool:
-    """All before `index` is durable here, and on the slave as well while it is connected."""
-    state = runner.state
-    is_on_two = state.record.role is not Role.MASTER or state.confirmed >= index or not state.is_peer_ready
-    return state.durable >= index and is_on_two
 
 
 def _written(link: LinkRecord | LinkRunner) -> LinkRecord:

@@ -23,7 +23,6 @@ from seriatim.broker_group.core import cursors
 from seriatim.broker_group.core.cursors import CursorRecord
 from seriatim.broker_group.core.link_record import LinkKey
 from seriatim.broker_group.link_runner import LinkRunner
-from seriatim.broker_group.replication import link_name
 from seriatim.broker_group.uninterrupted import Lock, uninterrupted
 from seriatim.protocol import log
 from seriatim.protocol import seriatim_pb2 as pb
@@ -233,7 +232,7 @@ class CursorKeeper:
         if registered is None or peer.connected != registered.incarnation:
             raise Unreachable("the other member can't be reached")
         request = pb.CommitCursorRequest(
-            link=link_name(runner, self._broker.cluster, registered.incarnation),
+            link=self._broker.link_name(runner.key, registered.incarnation),
             subscription_id=record.subscription_id,
             generation=record.generation,
             token=record.token,
@@ -337,7 +336,7 @@ class CursorKeeper:
         peer = self._broker.peer
         registered = peer.to_call()
         async with self._lock(runner.key):
-            request = pb.ListCursorsRequest(link=link_name(runner, self._broker.cluster, registered.incarnation))
+            request = pb.ListCursorsRequest(link=self._broker.link_name(runner.key, registered.incarnation))
             reply = await peer.call(registered, lambda stub: stub.ListCursors, request, RELAY_TIMEOUT_S)
             for cursor in reply.cursors:
                 theirs = cursors.from_parts(

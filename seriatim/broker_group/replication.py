@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc.aio
 
+from seriatim.broker_group.broker import Broker
 from seriatim.broker_group.core import replica_events
-from seriatim.broker_group.core.link_record import LinkKey
 from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.peer import of_peer
 from seriatim.protocol import batch_streams, log, rpc
@@ -40,25 +40,15 @@ PATIENCE_S = 2.0
 class SlaveStream:
     """The master's end, as long as the stream lives: it ends by `end`, by `let_go`, or when the slave is lost.
 
-    `batches`: of this member's disk, as `Broker.batches`. `stub`, `direct`: see `batch_streams.replicate`.
+    `stub`, `direct`: see `batch_streams.replicate`.
     """
 
-    def __init__(
-        self,
-        runner: LinkRunner,
-        batches: Callable[[LinkKey, Index, Index, int], Awaitable[list[EncodedBatch]]],
-        stub: Any,
-        direct: str,
-        cluster: str,
-        me: Incarnation,
-        slave: Incarnation,
-    ) -> None:
+    def __init__(self, broker: Broker, runner: LinkRunner, slave: Incarnation, stub: Any, direct: str) -> None:
+        self._broker = broker
         self._runner = runner
-        self._batches = batches
         self._stub = stub
         self._direct = direct
-        self._name = link_name(runner, cluster, slave)
-        self._me = as_message(me)
+        self._name = broker.link_name(runner.key, slave)
         self._call: Any = None  # while both copies are equal
         self._outgoing: deque[EncodedBatch] = deque()
         self._committed = Index(0)
@@ -133,7 +123,8 @@ class SlaveStream:
                 call.cancel()
 
     def _open(self) -> pb.ReplicateOpen:
-        return pb.ReplicateOpen(link=self._name, from_master=self._me, token=self._runner.record.token)
+        me = as_message(self._broker.incarnation)
+        return pb.ReplicateOpen(link=self._name, from_master=me, token=self._runner.record.token)
 
     async def _equalise(self, call: Any, index: Index, digest: bytes) -> None:
         """Whichever has more passes the rest to the other, so that a grant finds two equal copies (H3)."""
@@ -147,7 +138,7 @@ class SlaveStream:
         else:
             sent = index
             while sent < mine:
-                for encoded in await self._batches(runner.key, sent, mine, COPY_BYTES):
+                for encoded in await self._broker.batches(runner.key, sent, mine, COPY_BYTES):
                     await write(call, BatchMessage.of(encoded))
                     sent = encoded.header.end_index
             while index < mine:
@@ -206,17 +197,6 @@ async def copied(stub: Any, link: pb.LinkName, start: Index, end: Index) -> Asyn
     except asyncio.CancelledError:
         rpc.check_cancelled()  # the peer may have come back elsewhere meanwhile
         raise
-
-
-def link_name(runner: LinkRunner, cluster: str, to: Incarnation) -> pb.LinkName:
-    """The name of a link in a request to the process `to`."""
-    record = runner.record
-    return pb.LinkName(
-        cluster=cluster,
-        queue_id=record.queue_id,
-        epoch=record.epoch,
-        to=as_message(to),
-    )
 
 
 def position_message(runner: LinkRunner, position: Position) -> pb.Position:

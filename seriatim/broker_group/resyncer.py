@@ -19,7 +19,7 @@ from seriatim.broker_group.core.setback import KeptChain, SeenChain
 from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.layout import StoredPosition
 from seriatim.broker_group.link_runner import LinkRunner
-from seriatim.broker_group.replication import copied, link_name
+from seriatim.broker_group.replication import copied
 from seriatim.broker_group.writer import ignored
 from seriatim.protocol import chain_json, log
 from seriatim.protocol import seriatim_pb2 as pb
@@ -258,7 +258,7 @@ class Resyncer:
     def _fetch(self, runner: LinkRunner, from_index: Index, end: Index) -> AsyncIterator[EncodedBatch]:
         peer = self._broker.peer
         registered = peer.to_call()
-        name = link_name(runner, self._broker.cluster, registered.incarnation)
+        name = self._broker.link_name(runner.key, registered.incarnation)
         return copied(peer.stub(registered.address), name, from_index, end)
 
     async def _copy(self, runner: LinkRunner, from_index: Index, end: Index) -> None:
@@ -308,7 +308,7 @@ class Resyncer:
     async def _check_peer_has(self, runner: LinkRunner, end: Index) -> None:
         peer = self._broker.peer
         registered = peer.to_call()
-        request = pb.DescribeLinkRequest(link=link_name(runner, self._broker.cluster, registered.incarnation))
+        request = pb.DescribeLinkRequest(link=self._broker.link_name(runner.key, registered.incarnation))
         reply = await peer.call(registered, lambda stub: stub.DescribeLink, request, DESCRIBE_TIMEOUT_S)
         if not reply.has_end or reply.next_index != end or reply.hash != runner.record.end_hash:
             raise MemberBehind("the peer doesn't hold what the certificate names either", epoch=runner.record.epoch)

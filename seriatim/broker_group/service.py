@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 from typing import Any
 
-from seriatim.broker_group import sealing
+from seriatim.broker_group import opening, sealing
 from seriatim.broker_group.append import AppendStream
 from seriatim.broker_group.broker import EVERY_EPOCH, Broker, durability_from
 from seriatim.broker_group.core.cursors import CursorRecord
@@ -47,7 +47,7 @@ class BrokerService(BrokerServicer):
 
     @answers_errors
     async def OpenLink(self, request: pb.OpenLinkRequest, context: Any) -> pb.OpenLinkReply:
-        runner, position = await self._broker.open_link(request)
+        runner, position = await opening.open_link(self._broker, request)
         return pb.OpenLinkReply(next=position_message(runner, position))
 
     @answers_errors

@@ -18,7 +18,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from seriatim.broker_group import cursor_keeper, layout, scrubber, sealing
+from seriatim.broker_group import cursor_keeper, layout, opening, scrubber, sealing
 from seriatim.broker_group.broker import Broker
 from seriatim.broker_group.coordinators import Coordinators
 from seriatim.broker_group.core import cursors, disk, resync
@@ -903,7 +903,7 @@ def test_damage_that_a_master_meets_while_it_makes_the_copies_equal_is_noted(
         content[len(content) // 2] ^= 1
         path.write_bytes(content)
         with pytest.raises(PeerLost):
-            await broker._connect_slave(runner, BlankSlave(), "")
+            await opening.connect_slave(broker, runner, BlankSlave(), "")
         assert broker.damaged == {(opened.key, Index(20))}
         ends = pb.LinkMember(
             group="g1", member="a", incarnation=pb.Incarnation(disk_id=broker.incarnation.disk_id, start=1)
@@ -1338,13 +1338,13 @@ def test_nothing_is_let_go_for_another_queue_that_got_the_id_h16(
         me = pb.Incarnation(disk_id=broker.incarnation.disk_id, start=broker.incarnation.start)
         drop = pb.DropLinksRequest(cluster="c", to=me, queue_id=RECORD.queue_id, queue="bills", created_at_ms=9)
         link = pb.LinkName(cluster="c", queue_id=RECORD.queue_id, epoch=20, to=me)
-        opening = pb.OpenLinkRequest(link=link, queue="bills")
+        asked = pb.OpenLinkRequest(link=link, queue="bills")
         for is_deleted in (False, True):
             other = replace(other, is_deleted=is_deleted)
             await broker.saw_chain(SeenChain(other, ChainVersion(99), b"of bills"))
             await service.DropLinks(drop, Caller())  # nothing of that queue is here
             with pytest.raises(ChainSetBack):
-                await broker.open_link(opening)
+                await opening.open_link(broker, asked)
             broker.set_back.clear()
             assert "of queue orders, under the id of queue bills" in await resyncer._pass()
             assert list(broker.set_back) == [RECORD.queue_id]

@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import replace
 from typing import Any
 
-from seriatim.broker_group import membership, peer
+from seriatim.broker_group import membership, opening, peer
 from seriatim.broker_group.append import AppendStream, take
 from seriatim.broker_group.broker import Broker
 from seriatim.broker_group.core import cursors, disk, replica, replica_events, resync, setback
@@ -181,7 +181,7 @@ PLANTS: tuple[Plant, ...] = (
         "an address says who is there: a blank disk says yes to OpenLink, and takes index 0 again",
         together(
             changed(Broker, "check_name", _whoever_is_there),
-            changed(Broker, "_new_record", _for_whoever_is_there),
+            changed(opening, "_new_record", _for_whoever_is_there),
             changed(Registry, "absence", _absent_by_name),
         ),
         within=30,

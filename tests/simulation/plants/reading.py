@@ -10,7 +10,6 @@ from seriatim.broker_group.core import cursors
 from seriatim.broker_group.core.cursors import CursorRecord
 from seriatim.broker_group.core.link_record import LinkRecord
 from seriatim.broker_group.cursor_keeper import CursorKeeper
-from seriatim.broker_group.replication import link_name
 from seriatim.broker_group.resyncer import Resyncer
 from seriatim.consumer.client import Consumer
 from seriatim.consumer.core import cursor, reading
@@ -96,7 +95,7 @@ async def _as_the_peer(right: Any, self: Resyncer) -> str:
         if record.end is None:
             continue
         runner = broker.link(record.key)
-        asked = pb.DescribeLinkRequest(link=link_name(runner, broker.cluster, peer.incarnation))
+        asked = pb.DescribeLinkRequest(link=broker.link_name(record.key, peer.incarnation))
         reply = await rpc.call(broker.peer.stub(peer.address).DescribeLink, asked, 1.0)
         if reply.next_index < runner.state.durable:
             await broker.store.cut(record, Index(reply.next_index))
