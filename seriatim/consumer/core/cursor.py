@@ -293,17 +293,17 @@ def _settled(state: CursorState, now_s: float) -> Step:
         return _waiting(state, ""), []
     if now_s < state.retry_at_s:
         return _waiting(state, state.failure), [WakeAt(state.retry_at_s)]
-    side = _choice(link, state.avoid)
+    side = link.choice(state.avoid)
     if side is None:
-        return _waiting(state, f"{link.master} or {link.slave}: neither is registered"), []
+        return _waiting(state, link.nobody_there), []
     order = Commit(state.next_commit_id, grant.generation, link.epoch, target, side)
     return replace(state, in_flight=order, next_commit_id=state.next_commit_id + 1, waiting_for=""), [order]
 
 
 def _at_end(state: CursorState, link: LinkView, now_s: float) -> Step:
     """The head is to leave the consume list. Members see to that; where they can't, a coordinator does when it is asked where to read."""
-    if _choice(link, "") is None:  # nor could a coordinator: nobody tells it how far the link was read
-        return _waiting(state, f"{link.master} or {link.slave}: neither is registered"), []
+    if not link.registered:  # nor could a coordinator: nobody tells it how far the link was read
+        return _waiting(state, link.nobody_there), []
     state = _waiting(state, f"link {link.epoch}, read to its end, to leave the consume list")
     wait_s = min(LEAVE_MAX_S, LEAVE_FIRST_S * 2 ** min(state.leaves, 10))
     at_s = now_s + wait_s if state.leave_at_s is None else state.leave_at_s
@@ -332,8 +332,3 @@ def _target(state: CursorState, link: LinkView) -> Index:
     if state.wanted.epoch == link.epoch:
         return state.wanted.index if link.end is None else min(state.wanted.index, link.end)
     return Index(0) if link.end is None else link.end
-
-
-def _choice(link: LinkView, avoid: str) -> Side | None:
-    registered = link.registered
-    return next((side for side in registered if side.member != avoid), registered[0] if registered else None)

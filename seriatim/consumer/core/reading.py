@@ -513,9 +513,10 @@ def _fetching(state: Reading, link: LinkView, now_s: float) -> Step:
         return _waiting(state, ""), effects
     if state.room_bytes < asked_for_bytes(state.limit_bytes):
         return _waiting(state, ""), effects
-    side = _choice(link, state.avoid)
+    # First who had it all when its end was recorded.
+    side = link.choice(state.avoid, () if link.end is None else link.answered)
     if side is None:
-        return _waiting(state, f"{link.master} or {link.slave}: neither is registered"), effects
+        return _waiting(state, link.nobody_there), effects
     if now_s < state.retry_at_s:
         return _waiting(state, state.failure), [*effects, WakeAt(state.retry_at_s)]
     return _opened(state, link, side, now_s, effects)
@@ -552,13 +553,6 @@ def _watched(state: Reading, link: LinkView, now_s: float) -> Step:
 
 def _is_another_there(link: LinkView, fetch: Fetch) -> bool:
     return any(side.member != fetch.member for side in link.registered)
-
-
-def _choice(link: LinkView, avoid: str) -> Side | None:
-    registered = link.registered
-    if link.end is not None:  # first those that had it all when its end was recorded
-        registered.sort(key=lambda side: side.member not in link.answered)
-    return next((side for side in registered if side.member != avoid), registered[0] if registered else None)
 
 
 def _opened(state: Reading, link: LinkView, side: Side, now_s: float, effects: list[Effect]) -> Step:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -82,6 +82,16 @@ class LinkView:
     def registered(self) -> list[Side]:
         """The sides where somebody answers; the slave first: it has less to do."""
         return [side for side in (self.slave, self.master) if side.is_registered]
+
+    def choice(self, avoid: str, first: Collection[str] = ()) -> Side | None:
+        """Whom to ask: not `avoid` where there is another, and of the rest one of `first`. None where nobody is registered."""
+        found = sorted(self.registered, key=lambda side: (side.member == avoid, side.member not in first))
+        return found[0] if found else None
+
+    @property
+    def nobody_there(self) -> str:
+        """What is waited for where `choice` finds nobody, for a person."""
+        return f"{self.master} or {self.slave}: neither is registered"
 
     def side(self, member: str) -> Side:
         return self.slave if self.slave.member == member else self.master

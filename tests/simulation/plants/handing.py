@@ -14,7 +14,7 @@ from seriatim.broker_group.link_runner import LinkRunner
 from seriatim.broker_group.store import Store
 from seriatim.broker_group.writer import Write
 from seriatim.consumer import handover, range_reader
-from seriatim.consumer.core import cursor, reading
+from seriatim.consumer.core import cursor
 from seriatim.consumer.core.reading_events import ReadFrom
 from seriatim.consumer.core.rows import Delivery, Rows
 from seriatim.consumer.core.view import LinkView, Place, Side
@@ -55,12 +55,13 @@ def _all_that_is_here(self: LinkRunner) -> Index:
 def _side(name: str) -> Maker:
     """Readers go to this member, and wait until it is there."""
 
-    def choice(right: Any, link: LinkView, avoid: str) -> Side | None:
-        del right, avoid
+    def choice(right: Any, link: LinkView, avoid: str, *first: Any) -> Any:
+        if not first:  # of who commits
+            return right(link, avoid)
         side: Side = getattr(link, name)
         return side if side.is_registered else None
 
-    return changed(reading, "_choice", choice)
+    return changed(LinkView, "choice", choice)
 
 
 def _without_keys(right: Any, delivery: Delivery) -> Rows:
