@@ -32,6 +32,7 @@ from seriatim.protocol.errors import (
 from seriatim.protocol.flag import is_set_within
 from seriatim.protocol.incarnations import as_message
 from seriatim.protocol.names import ChainVersion, QueueId
+from seriatim.protocol.patience import backoff_s
 from seriatim.protocol.registration import Registration
 from seriatim.protocol.zookeeper import (
     NodeExists,
@@ -145,7 +146,7 @@ class Membership:
                 other=None if other is None else other.incarnation,
                 other_address=None if other is None else other.address,
             )
-        await asyncio.sleep(min(TAKEN_S * 2 ** min(tries, 8), TAKEN_MAX_S))
+        await asyncio.sleep(backoff_s(TAKEN_S, TAKEN_MAX_S, tries))
 
     async def _serve_session(self) -> None:
         if self._session.state is not SessionState.CONNECTED:

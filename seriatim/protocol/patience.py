@@ -18,6 +18,11 @@ _MARGIN = 2.0
 _ANSWER_MAX_S = 1.0
 
 
+def backoff_s(first_s: float, most_s: float, times: int) -> float:
+    """How long to leave what failed, or was done in vain, so many times: twice as long each time."""
+    return min(most_s, first_s * float(2 ** min(times, 16)))
+
+
 @dataclass(frozen=True, slots=True)
 class Patience:
     """What was seen of a path.

@@ -20,6 +20,7 @@ from typing import assert_never
 from seriatim.consumer.core.view import START, ChainView, Grant, LinkView, Place, Side, SubscriptionView
 from seriatim.protocol.chain import LinkState
 from seriatim.protocol.names import Epoch, Generation, Index
+from seriatim.protocol.patience import backoff_s
 
 RETRY_FIRST_S = 0.05
 RETRY_MAX_S = 1.0
@@ -241,7 +242,7 @@ def _failed(state: CursorState, event: CommitFailed, now_s: float) -> Step:
         state = replace(state, beyond=order)
     failures = state.failures + 1
     is_second = failures % 2 == 0
-    wait_s = min(RETRY_MAX_S, RETRY_FIRST_S * 2 ** min(failures // 2, 10)) if is_second else 0.0
+    wait_s = backoff_s(RETRY_FIRST_S, RETRY_MAX_S, failures // 2) if is_second else 0.0
     state = replace(
         state,
         in_flight=None,
@@ -305,7 +306,7 @@ def _at_end(state: CursorState, link: LinkView, now_s: float) -> Step:
     if not link.registered:  # nor could a coordinator: nobody tells it how far the link was read
         return _waiting(state, link.nobody_there), []
     state = _waiting(state, f"link {link.epoch}, read to its end, to leave the consume list")
-    wait_s = min(LEAVE_MAX_S, LEAVE_FIRST_S * 2 ** min(state.leaves, 10))
+    wait_s = backoff_s(LEAVE_FIRST_S, LEAVE_MAX_S, state.leaves)
     at_s = now_s + wait_s if state.leave_at_s is None else state.leave_at_s
     if now_s < at_s:
         return replace(state, leave_at_s=at_s), [WakeAt(at_s)]

@@ -51,7 +51,7 @@ from seriatim.protocol.batch import BatchHeader
 from seriatim.protocol.chain import LinkState
 from seriatim.protocol.marks import merged, overlaps, raised
 from seriatim.protocol.names import Epoch, Incarnation, Index, Offset, beyond_abandoned
-from seriatim.protocol.patience import Patience
+from seriatim.protocol.patience import Patience, backoff_s
 
 RETRY_FIRST_S = 0.05
 RETRY_MAX_S = 2.0
@@ -393,7 +393,7 @@ def _failed(state: Reading, reason: str, now_s: float, *, order_close: bool) -> 
     if failures % 2 == 1 and link is not None and _is_another_there(link, fetch):
         retry_at_s = now_s
     else:
-        retry_at_s = now_s + min(RETRY_MAX_S, RETRY_FIRST_S * 2 ** min(failures // 2, 10))
+        retry_at_s = now_s + backoff_s(RETRY_FIRST_S, RETRY_MAX_S, failures // 2)
     state = replace(
         state,
         fetch=None,

@@ -66,6 +66,7 @@ from seriatim.protocol.errors import (
     WrongIndex,
 )
 from seriatim.protocol.names import Epoch
+from seriatim.protocol.patience import backoff_s
 
 Step = tuple[SenderState, list[Effect]]
 
@@ -279,7 +280,7 @@ def _not_granted(state: SenderState, error: SeriatimError, now_s: float, setting
     if isinstance(error, CallerError):
         return _stopped(state, error)
     # A coordinator that reads the election late says not elected too; without a token nothing is at stake.
-    delay_s = min(settings.retry_max_s, settings.retry_s * 2 ** min(state.tries, 16))
+    delay_s = backoff_s(settings.retry_s, settings.retry_max_s, state.tries)
     return replace(state, phase=Phase.WAITING, tries=state.tries + 1, retry_at_s=now_s + delay_s), []
 
 
