@@ -143,44 +143,34 @@ class ReplayTerm:
             try:
                 self._stream()
             except (WorldError, RefusedError) as error:
-                self._judge(error)
+                more = self._judge(error)
                 pause_s = _PAUSE_FIRST_S if self._has_moved else min(_PAUSE_MAX_S, pause_s * 2)
-                self._tell_waiting(error, self._taking_less(error))
+                self._run.report(Waiting(f"{error}{more}"))
                 self._run.stopping.wait(pause_s)
 
-    def _taking_less(self, error: SeriatimError) -> str:
-        """Halve the micro-batches of the next query where the target is where it was; what is to be told of it.
+    def _judge(self, error: SeriatimError) -> str:
+        """Count a failure; raise what can't be mended by waiting. Halve the micro-batches of the next query where the target is where it was.
 
         One that is too large for the memory that Spark has, or may use for it, fails whenever it is tried. So it does behind others
-        of its transaction: they pass, and are read anew each time.
+        of its transaction: they pass, and are read anew each time. What is to be told of it is returned.
         """
-        if not (self._is_query_s_own(error) and self._may_take_less):
-            return ""
-        if self._is_over or not self._does_queue_answer():
-            return ""
-        self._size.halve()
-        return f"; the next try is with at most {self._size.records:,} records at a time"
-
-    @property
-    def _may_take_less(self) -> bool:
-        return self._size.records > 1 and not self._has_moved
-
-    def _judge(self, error: SeriatimError) -> None:
-        """Count a failure; raise what can't be mended by waiting."""
         # One that was stopped for a while (by a signal, with its machine) may meet the next one's token before it is told that it
         # is deposed. Its own clock knows.
         if isinstance(error, Fenced) and not self._is_over and self._subscriber.term == self._term:
             raise error
         if isinstance(error, PositionMoved):
             self._target.close()  # the server of before may still answer there, beside the one that has its address now
-        if self._is_query_s_own(error) and self._does_queue_answer():
-            self._queries_failed += 1
-            if self._queries_failed >= _QUERIES_FAILED_MAX and not self._may_take_less:
-                raise error
-
-    @staticmethod
-    def _is_query_s_own(error: SeriatimError) -> bool:
-        return isinstance(error, QueryFailed) and not isinstance(error, QueueSilent)
+        is_query_s_own = isinstance(error, QueryFailed) and not isinstance(error, QueueSilent)
+        if not is_query_s_own or not self._does_queue_answer():
+            return ""
+        self._queries_failed += 1
+        may_take_less = self._size.records > 1 and not self._has_moved
+        if self._queries_failed >= _QUERIES_FAILED_MAX and not may_take_less:
+            raise error
+        if self._is_over or not may_take_less:
+            return ""
+        self._size.halve()
+        return f"; the next try is with at most {self._size.records:,} records at a time"
 
     def _does_queue_answer(self) -> bool:
         try:
@@ -393,7 +383,7 @@ class ReplayTerm:
             except QueryFailed:
                 raise  # reading again failed, not the target: the next query will do better
             except WorldError as error:
-                self._tell_waiting(error)
+                self._run.report(Waiting(str(error)))
                 self._run.stopping.wait(pause_s)
                 pause_s = min(_PAUSE_MAX_S, pause_s * 2)
         raise _Abandoned
@@ -568,9 +558,6 @@ class ReplayTerm:
                 return None
             self._end = positions.end
         return max(0, self._end - position)
-
-    def _tell_waiting(self, error: SeriatimError, more: str = "") -> None:
-        self._run.report(Waiting(f"{error}{more}"))
 
 
 def _check_kept(reached: int, found: Position | None) -> None:
