@@ -170,10 +170,13 @@ class HandOver:
 
     def is_all_taken(self, last: Chunk | None) -> bool:
         """Whether nothing lies here but that batch, if any."""
-        waiting, first = self._now[1], self._first
-        if first is not None and first[1] is last and waiting and waiting[0] is first[0]:
-            return len(waiting) == 1
-        return not waiting
+        waiting = self._now[1]
+        return len(waiting) == (1 if self._lies_first(waiting, last) else 0)
+
+    def _lies_first(self, waiting: deque[Delivery], taken: Chunk | None) -> bool:
+        """Whether this batch, which was taken here, lies here still: then it is the first."""
+        first = self._first
+        return first is not None and first[1] is taken and bool(waiting) and waiting[0] is first[0]
 
     def take(self, queue: str, done: Chunk | None = None) -> tuple[Chunk, int] | None:
         """The next batch's records and its size in bytes; None where there is none now. `done`: the one before is, if it was taken here.
@@ -186,12 +189,11 @@ class HandOver:
         """
         self.check()
         term, waiting = self._now
-        first = self._first
-        if first is not None and first[1] is done and waiting and waiting[0] is first[0]:
+        if self._lies_first(waiting, done):
             waiting.popleft()
         if not waiting or not self.is_open:
             return None
-        delivery = waiting[0]
+        delivery, first = waiting[0], self._first
         if first is not None and first[0] is delivery:
             return first[1], delivery.size_bytes
         rows = decoded(delivery)
