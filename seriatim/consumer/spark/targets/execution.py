@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, NamedTuple
@@ -69,6 +69,16 @@ class Stages:
         self._new: list[_Wanted] = []
         self._filled: set[str] = set()
         self._dropped: dict[_Wanted, tuple[str, float]] = {}
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Around one: what it did to stages is undone where it is rolled back, which whatever is raised within says."""
+        self.begin()
+        try:
+            yield
+        except BaseException:
+            self.roll_back()
+            raise
 
     def begin(self) -> None:
         """A transaction begins: all stages are empty."""

@@ -294,7 +294,6 @@ class PostgresTarget:
             try:
                 applied = self._apply(queue_id, start, end, parts, token, snapshot)
             except (sql.SerializationFailure, sql.DeadlockDetected) as error:
-                self._stages.roll_back()
                 if attempt == ATTEMPTS:
                     raise TargetBusy(f"{ATTEMPTS} tries of the plan from offset {start} failed: {error}") from error
                 _log.warning("target busy", job=self._job, start=start, attempt=attempt, error=error)
@@ -316,7 +315,6 @@ class PostgresTarget:
         snapshot: Snapshot | None,
     ) -> Applied:
         connection = self._connected()
-        self._stages.begin()
         execution: Execution | None = None
         begun: Plan | None = None
         applied = Applied(Position(end, token, snapshot), 0, {}, 0, None, 1)
@@ -325,7 +323,7 @@ class PostgresTarget:
             if self._marked_for != queue_id:
                 positions.mark(connection, queue_id, self._job)
                 self._marked_for = queue_id
-            with connection.transaction():
+            with self._stages.transaction(), connection.transaction():
                 process = positions.advance(connection, queue_id, self._job, token, start, end, snapshot)
                 check_process(process, self._process)
                 self._on_step("position moved")
@@ -354,21 +352,16 @@ class PostgresTarget:
             self.close()  # as in `claim`
             raise
         except Diverged as error:
-            self._stages.roll_back()
             is_one_of_many = error.details["key"] is None
             met = self._singly(parts, done)[0] if is_one_of_many else None
             told = met if isinstance(met, Diverged) else error
             more = "" if self._may_replicate else f"; {_NO_REPLICA_ROLE}"
             raise Diverged(f"{told.message}{more}", **told.details) from error
         except psycopg.Error as error:
-            self._stages.roll_back()
             self._raise_trouble(error)
             if begun is not None:  # who was altering a table then was waited for behind the look at it
                 self._check_same(begun, self._seen())
             raise self._failed(error, start, parts, done, execution) from error
-        except BaseException:
-            self._stages.roll_back()
-            raise
         return replace(applied, rows=execution.applied if execution else {})
 
     def _execution(self, connection: psycopg.Connection[Any]) -> Execution:
