@@ -89,7 +89,7 @@ class ReadRequest:
 
 @dataclass(frozen=True, slots=True)
 class AcquireRead(Acquiring):
-    """`asked`: places of the members that have to be told; `told`, `failed`: what they answered.
+    """`told`, `failed`: what the members answered that have to be told, by place.
 
     `is_newest`: the chain was read behind all that had been written until then. `noted`: the place of the member that
     this run has noted as stale. `passed`: the cursor that was passed on since the members were asked, whatever they made of it.
@@ -98,7 +98,6 @@ class AcquireRead(Acquiring):
 
     request: ReadRequest
     phase: Phase = Phase.READING
-    asked: tuple[str, ...] = ()
     told: Mapping[str, ReaderTold] = field(default_factory=dict)
     failed: Mapping[str, SeriatimError] = field(default_factory=dict)
     is_newest: bool = False
@@ -208,9 +207,7 @@ def _look(state: AcquireRead) -> Step:
     link = state.head
     if link is None:
         return _granted(state, Index(0))
-    return replace(state, phase=Phase.LOOKING, asked=(), told={}, failed={}, passed=Index(0)), (
-        LookUpSessions(link.group),
-    )
+    return replace(state, phase=Phase.LOOKING, told={}, failed={}, passed=Index(0)), (LookUpSessions(link.group),)
 
 
 def _head(state: AcquireRead) -> Link:
@@ -224,12 +221,16 @@ def _tell(state: AcquireRead, registry: Registry) -> Step:
     """To every registered member of the head link, whichever incarnation is there now (H8)."""
     link = _head(state)
     looked = state.looked_up(registry)
-    present = tuple(side for side in link.sides if registry.member(side.name) is not None)
+    present = _present(looked)
     if not present:
         reason = f"no member of {link.group} is registered, so nobody can tell where link {link.epoch} was read to"
         return looked.waits({link.group: reason})
-    asked = replace(looked, phase=Phase.TELLING, asked=tuple(side.name.member for side in present))
-    return asked, _tellings(state, link, present, Index(0))
+    return replace(looked, phase=Phase.TELLING), _tellings(state, link, present, Index(0))
+
+
+def _present(state: AcquireRead) -> list[ChainMember]:
+    """The members of the head link that were registered when that was looked up: all of them answer, or fail to."""
+    return [side for side in _head(state).sides if state.registry.member(side.name) is not None]
 
 
 def _tellings(state: AcquireRead, link: Link, sides: Iterable[ChainMember], cursor: Index) -> Effects:
@@ -241,7 +242,7 @@ def _tellings(state: AcquireRead, link: Link, sides: Iterable[ChainMember], curs
 
 
 def _answered(state: AcquireRead) -> Step:
-    if len(state.told) + len(state.failed) < len(state.asked):
+    if len(state.told) + len(state.failed) < len(_present(state)):
         return state, ()
     if any(not isinstance(error, _NO_HINDRANCE) for error in state.failed.values()):
         return replace(state, phase=Phase.CHECKING), (LookUpSessions(_head(state).group),)
