@@ -32,7 +32,7 @@ from seriatim.protocol.chain import LinkState
 from seriatim.protocol.clock import boottime_s, now_ms
 from seriatim.protocol.errors import SeriatimError
 from seriatim.protocol.flag import is_set_within
-from seriatim.protocol.names import Epoch, Incarnation, MemberName, QueueId
+from seriatim.protocol.names import Epoch, MemberName, QueueId
 
 _log = log.logger("coordinator.background")
 LOOK_EVERY_S = 0.5
@@ -82,9 +82,7 @@ class BackgroundWork:
         self._is_elected = is_elected
         self._leave = leave
         self._wake = asyncio.Event()
-        self._ends: set[tuple[QueueId, Epoch, bytes, Incarnation]] = set()
-        self._drops: set[tuple[QueueId, Epoch, Incarnation]] = set()
-        self._told = Told(self._ends, self._drops)
+        self._told = Told()
         self._sealed: frozenset[tuple[QueueId, Epoch]] = frozenset()
         self._asked_at_s = 0.0
         self._forgot_at_s = 0.0
@@ -175,16 +173,13 @@ class BackgroundWork:
         chains = self._store.chains
         present = {one.incarnation for one in self._store.registry.registered.values()}
         links = {(queue_id, link.epoch) for queue_id, seen in chains.items() for link in seen.document.links}
-        self._ends.intersection_update({one for one in self._ends if one[3] in present and one[:2] in links})
-        self._drops.intersection_update(
-            {
-                (queue_id, below, incarnation)
-                for queue_id, below, incarnation in self._drops
-                if incarnation in present
-                and queue_id in chains
-                and below in (0, chains[queue_id].document.dropped.epoch)
-            }
-        )
+        told = self._told
+        told.ends = {one for one in told.ends if one[3] in present and one[:2] in links}
+        told.drops = {
+            (queue_id, below, incarnation)
+            for queue_id, below, incarnation in told.drops
+            if incarnation in present and queue_id in chains and below in (0, chains[queue_id].document.dropped.epoch)
+        }
 
     async def _act(self, way: _Way, action: Action) -> None:
         cause_id = log.new_cause_id("background")
@@ -228,7 +223,7 @@ class BackgroundWork:
                 return await self._end_told(action, cause_id)
             case TellDrop(document, below, member, incarnation):
                 await self._members.drop_links(document, below, member, cause_id)
-                self._drops.add((document.queue_id, below, incarnation))
+                self._told.drops.add((document.queue_id, below, incarnation))
                 self._wake.set()
                 return True
             case FreeName(queue_id, name):
@@ -249,7 +244,7 @@ class BackgroundWork:
         document, link = action.document, action.link
         reply = await self._members.record_end(document.queue_id, action.version, link, action.member, cause_id)
         if reply.has_it:
-            self._ends.add(end_key(document, link, action.incarnation))
+            self._told.ends.add(end_key(document, link, action.incarnation))
             return True
         _log.lasting(
             "member hasn't the whole link yet",

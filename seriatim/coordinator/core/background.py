@@ -66,15 +66,15 @@ def _without_clients(document: ChainDocument, stayed: AbstractSet[Whose]) -> Cha
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Told:
-    """What members have confirmed to the present elected coordinator.
+    """What members have confirmed to the present elected coordinator, which adds to it.
 
     `ends`: the member has the link exactly up to its end. `drops`: below which epoch it let links go; 0: the queue.
     """
 
-    ends: AbstractSet[tuple[QueueId, Epoch, bytes, Incarnation]] = frozenset()
-    drops: AbstractSet[tuple[QueueId, Epoch, Incarnation]] = frozenset()
+    ends: set[tuple[QueueId, Epoch, bytes, Incarnation]] = field(default_factory=set)
+    drops: set[tuple[QueueId, Epoch, Incarnation]] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
