@@ -184,7 +184,7 @@ def take(broker: Broker, runner: LinkRunner, message: BatchMessage, token: Token
         hash_before,
         hash_after,
     )
-    error = runner.take(encoded, event)
+    error = runner.apply(event, encoded)
     if error is None:
         broker.room = disk.taken(broker.room, encoded.size_bytes)
     return error

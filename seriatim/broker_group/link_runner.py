@@ -78,7 +78,6 @@ class LinkRunner:
         self._cache = cache
         self._of_all = of_all
         self._changed: asyncio.Event | None = None
-        self._batch: EncodedBatch | None = None
         self._flight_bytes: dict[Index, int] = {}
         self._kept: asyncio.Future[None] | None = None
         self._holding: Holding | None = None
@@ -217,18 +216,8 @@ class LinkRunner:
 
     # ---- events
 
-    def take(
-        self, encoded: EncodedBatch, event: replica_events.BatchArrived | replica_events.BatchCopied
-    ) -> SeriatimError | None:
-        """Feed the event of a batch together with its bytes. Returns the error with which it was refused."""
-        self._batch = encoded
-        try:
-            return self.apply(event)
-        finally:
-            self._batch = None
-
-    def apply(self, event: replica_events.Event) -> SeriatimError | None:
-        """Step and run the effects. Returns the error with which the event was refused."""
+    def apply(self, event: replica_events.Event, encoded: EncodedBatch | None = None) -> SeriatimError | None:
+        """Step and run the effects. Returns the error with which the event was refused. `encoded`: the batch that it tells of, if any."""
         before = self.state
         self.state, effects = replica.step(before, event)
         refused: SeriatimError | None = None
@@ -236,21 +225,22 @@ class LinkRunner:
             if isinstance(effect, replica_events.Refuse):
                 refused = effect.error
             else:
-                self._run(effect)
+                self._run(effect, encoded)
         if self._flight_bytes and self.state.phase is SealPhase.SEALED:
             self._forget_flight()
         if self.state is not before:
             self._tell_change()
         return refused
 
-    def _run(self, effect: replica_events.Effect) -> None:  # noqa: C901, PLR0912 - a table
+    def _run(self, effect: replica_events.Effect, encoded: EncodedBatch | None) -> None:  # noqa: C901, PLR0912 - a table
         source, slave = self.source, self.slave
         match effect:
             case replica_events.Forward():
-                if slave is not None and self._batch is not None:
-                    slave.forward(self._batch)
+                if slave is not None and encoded is not None:
+                    slave.forward(encoded)
             case replica_events.Store():
-                self._store_batch(effect)
+                if encoded is not None:
+                    self._store_batch(effect, encoded)
             case replica_events.Acknowledge(index):
                 if source is not None:
                     source.acknowledge(index)
@@ -285,10 +275,7 @@ class LinkRunner:
             _log.info("slave let go, nobody sends", **self.record.named)
             slave.let_go()
 
-    def _store_batch(self, effect: replica_events.Store) -> None:
-        encoded = self._batch
-        if encoded is None:
-            return
+    def _store_batch(self, effect: replica_events.Store, encoded: EncodedBatch) -> None:
         index = effect.position.index
         self._flight_bytes[index] = encoded.size_bytes
         self._count(encoded.size_bytes)

@@ -153,7 +153,7 @@ class SlaveStream:
     async def _fetch(self, end: Index) -> None:
         runner = self._runner
         async for encoded in copied(self._stub, self._name, runner.state.tail.index, end):
-            refused = runner.take(encoded, replica_events.BatchCopied(encoded.header, encoded.header_bytes))
+            refused = runner.apply(replica_events.BatchCopied(encoded.header, encoded.header_bytes), encoded)
             if refused is not None:
                 raise refused
         if runner.state.tail.index != end:

@@ -30,7 +30,7 @@ def test_a_member_of_many_links_takes_no_more_than_its_memory_holds_and_each_lin
         if runner.is_full:
             return False
         one = (first, second, third)[runner.state.tail.index // 10]
-        assert runner.take(one, BatchCopied(one.header, one.header_bytes)) is None
+        assert runner.apply(BatchCopied(one.header, one.header_bytes), one) is None
         return True
 
     async def scenario() -> None:
