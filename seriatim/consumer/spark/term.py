@@ -194,7 +194,7 @@ class ReplayTerm:
             self._asked(lambda: application.pass_gap(positions.beyond_gap(claimed.offset)))
             start = application.position
         else:  # where it stays until it has something: what it is to begin with may be given up yet
-            start = self._first_offset()
+            start = first_offset(self._reader, lambda reason: self._run.report(Waiting(reason)), lambda: self._is_over)
         if start < max(self._term.cursor_offset, self._cursor.wanted):
             # The target was set back. What lies between counts as read, and could be let go before it is applied again.
             self._cursor.seek(start)
@@ -245,9 +245,6 @@ class ReplayTerm:
                 else f"of which no member tells more than {positions.end}"
             )
             raise WorldError(f"the target stands at offset {offset}, behind the end of queue {queue!r}, {end}")
-
-    def _first_offset(self) -> int:
-        return first_offset(self._reader, lambda reason: self._run.report(Waiting(reason)), lambda: self._is_over)
 
     def _asked(self, ask: Callable[[], _Answer]) -> _Answer:
         """What the target answers. Beside it, one that takes long is told, and given up when the term is over."""
@@ -446,12 +443,10 @@ class ReplayTerm:
             self._turn.release()
 
     def _tell_if_held_up(self) -> None:
-        if self._is_busy.is_set() and boottime_s() >= self._slow_at_s:
-            self._slow_at_s = boottime_s() + SLOW_S
-            self._tell_hold_up()
-
-    def _tell_hold_up(self) -> None:
         """What a micro-batch is at that takes long: Spark's tasks, or the target, whose server of before is left by that."""
+        if not self._is_busy.is_set() or boottime_s() < self._slow_at_s:
+            return
+        self._slow_at_s = boottime_s() + SLOW_S
         began_s = self._reading_since_s
         if began_s is None:
             self._tell_hindrance()
