@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -22,8 +22,7 @@ from seriatim.consumer.spark.apply.plan import NO_SNAPSHOT, ChangeRow, Plan, Sna
 from seriatim.consumer.spark.apply.planner import plan, plan_part, snapshot_behind
 from seriatim.consumer.spark.apply.shape import Shapes
 from seriatim.consumer.spark.targets.errors import ApplyFailed, PositionMoved, TablesChanged
-from seriatim.consumer.spark.targets.positions import Position
-from seriatim.consumer.spark.targets.postgres import Applied
+from seriatim.consumer.spark.targets.postgres import PostgresTarget
 from seriatim.protocol.change import MalformedChange, decode
 
 HELD_ROWS = 50_000
@@ -37,26 +36,6 @@ _Made = TypeVar("_Made")
 
 COLUMNS = ("offset", "value")
 """What is needed of a record, in `ChangeRow`'s order."""
-
-
-class Target(Protocol):
-    """What is needed of a target; `targets.postgres.PostgresTarget` is one."""
-
-    def tables(self) -> Shapes: ...
-
-    def position(self, queue_id: int) -> Position | None: ...
-
-    def apply(self, queue_id: int, plan: Plan, token: int) -> Applied: ...
-
-    def apply_parts(
-        self,
-        queue_id: int,
-        start: int,
-        end: int,
-        parts: Callable[[], Iterator[Plan]],
-        token: int,
-        snapshot: Snapshot | None = None,
-    ) -> Applied: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +72,7 @@ class Application:
 
     def __init__(
         self,
-        target: Target,
+        target: PostgresTarget,
         queue_id: int,
         token: int,
         position: int,
