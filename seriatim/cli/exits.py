@@ -32,6 +32,15 @@ def answer(text: str) -> None:
         click.echo(text)
 
 
+def told(error: BaseException) -> str:
+    """An error for a person: its sentence, what to do, and the code by which docs and changelog call it, as `[diverged]`."""
+    from seriatim.protocol.errors import BugError, CallerError, RefusedError, SeriatimError, WorldError
+
+    if isinstance(error, SeriatimError) and type(error) not in {CallerError, RefusedError, WorldError, BugError}:
+        return f"{error} [{error.code}]"
+    return str(error)
+
+
 def exit_code(error: BaseException) -> int:
     """The exit code that an exception means when it ends a command."""
     if isinstance(error, KeyboardInterrupt | click.Abort):

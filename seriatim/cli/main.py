@@ -190,7 +190,7 @@ def _explain(error: Exception, code: int) -> None:
             f"Error: {error.filename}: {error.strerror}" if error.filename else f"Error: {error.strerror}", err=True
         )
     else:
-        click.echo(f"Error: {error}", err=True)
+        click.echo(f"Error: {exits.told(error)}", err=True)
 
 
 def _discard_output() -> None:

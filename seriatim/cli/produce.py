@@ -251,8 +251,7 @@ def produce(
     if interruption is not None:
         raise interruption
     if failure is not None:
-        click.secho(f"Error: {failure}", fg="red", err=True)
-        context.exit(exits.exit_code(failure))
+        raise failure
     if _has_end(file) and not run.is_at_end:
         run.say(f"Stopped before the end of {_called(file)}: {run.read:,} lines of it were read")
         context.exit(exits.REFUSED)

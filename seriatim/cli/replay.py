@@ -132,7 +132,7 @@ def replay(
             running.run()
     except (UnfitTarget, ApplyFailed, OtherJob, OtherQueue, BrokenStream, RecordsGone, Fenced) as error:
         # The command was right; somebody has to mend the target, and the message says how.
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(exits.told(error)) from error
     return exits.DONE
 
 

@@ -198,7 +198,7 @@ def test_what_the_last_acknowledgements_wait_for_is_said_once(cluster: SmallClus
 
 
 def test_what_was_read_before_a_disk_failed_is_sent(
-    cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def read(*_: int) -> Iterator[list[bytes]]:
         yield [b"1", b"2"]
@@ -208,7 +208,7 @@ def test_what_was_read_before_a_disk_failed_is_sent(
     arguments = ["produce", "--queue", "q", "--coordinator", cluster.address, "--session-timeout-ms", "20000", __file__]
     assert main.run(arguments) == exits.REFUSED
     assert cluster.values() == [b"1", b"2"]
-    said = capsys.readouterr().err
+    said = capfd.readouterr().err
     assert "2 of 2 records acknowledged" in said
     assert f"Error: can't read {__file__}: Input/output error" in said
 

@@ -37,6 +37,7 @@ from seriatim.cli.options import Duration, Names, duration_text
 from seriatim.cli.pipes import is_output_read
 from seriatim.cli.status import on_screen, with_members_knowledge
 from seriatim.consumer.spark import progress
+from seriatim.consumer.spark.targets.errors import Diverged
 from seriatim.coordinator.process import CoordinatorProcess
 from seriatim.producer.sources.lines import chunks
 from seriatim.protocol import log
@@ -52,6 +53,7 @@ from seriatim.protocol.errors import (
     UnknownQueue,
     Unreachable,
     Waiting,
+    WorldError,
 )
 
 BROKER = ("broker", *["--zookeeper", "z:1", "--cluster", "c", "--group", "g1", "--member", "a", "--dir", "/dev/null/x"])
@@ -276,6 +278,19 @@ def test_wrong_use_and_nobody_there_are_said_in_one_line(arguments, code, messag
     lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("Error: ")]
     assert len(lines) == 1
     assert message in lines[0]
+
+
+def test_an_error_has_the_code_that_docs_call_it_by(monkeypatch, capfd):
+    def run(_):
+        raise Diverged("the row is not there")
+
+    monkeypatch.setattr("seriatim.consumer.spark.replay.Replay.run", run)
+    assert main.run(["queue", "list", *NOBODY]) == exits.REFUSED
+    assert main.run(["produce", "--queue", "q", "--connect-timeout", "0", *NOBODY, os.devnull]) == exits.REFUSED
+    assert main.run(["replay", "--queue", "q", "--target", "x", *NOBODY]) == exits.REFUSED
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("Error: ")]
+    assert [line.rpartition(" ")[2] for line in said] == ["[unreachable]", "[unreachable]", "[diverged]"]
+    assert exits.told(WorldError("can't read the file")) == "can't read the file"
 
 
 @pytest.mark.parametrize("name", ["up", "zookeeper", "broker", "demo"])
