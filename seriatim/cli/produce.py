@@ -32,6 +32,8 @@ from seriatim.protocol.errors import (
     InvalidArgument,
     NotElected,
     OutcomeUnknown,
+    RecordTooLarge,
+    SeqNotRising,
     SeriatimError,
     Unreachable,
     Waiting,
@@ -247,7 +249,8 @@ def produce(
         except KeyboardInterrupt as error:
             interruption = error
     failure = failure or acknowledgements.failure
-    _summarise(run, queue, producer.name, time.monotonic() - started_s, as_json=as_json)
+    if as_json or failure is None or run.read:  # else the error says it all
+        _summarise(run, queue, producer.name, time.monotonic() - started_s, as_json=as_json)
     if interruption is not None:
         raise interruption
     if failure is not None:
@@ -298,7 +301,11 @@ def _send_lines(run: _Run, incoming: Iterator[list[bytes]], parse: _Parse) -> No
         for text in texts:
             line = parse(text, run.read + 1)
             run.read += 1
-            if not run.send(line):
+            try:
+                is_sent = run.send(line)
+            except (RecordTooLarge, SeqNotRising) as error:
+                raise type(error)(f"line {run.read}: {error.message}", **error.details) from error
+            if not is_sent:
                 return
         run.count()
     run.is_at_end = True

@@ -311,8 +311,10 @@ def test_what_the_next_line_waits_for_is_told_once(cluster: SmallCluster, tmp_pa
         (("--ack-log", "/dev/null/log"), "v\n", "can't write /dev/null/log: Not a directory"),
         (("--name", "n", "--with-seq"), "1" * 5000 + "\tv\n", "line 1: it has to start with its seq"),
         ((), None, "standard input is closed"),
+        (("--name", "n", "--with-seq"), "3\tv\n3\tw\n", "line 2: seq 3 of source 'n' comes after 3"),
+        ((), "v\n" + "w" * (1 << 20) + "x\n", "line 2: a record of 1048577 bytes is over the limit"),
     ],
-    ids=["log in no folder", "a seq of many digits", "no standard input"],
+    ids=["log in no folder", "a seq of many digits", "no standard input", "a seq twice", "a long line"],
 )
 def test_wrong_use_is_told_without_a_trace(
     cluster: SmallCluster, arguments: tuple[str, ...], given: str | None, said: str
@@ -323,6 +325,7 @@ def test_wrong_use_is_told_without_a_trace(
     done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == exits.WRONG_USE, done.stderr
     assert said in done.stderr
+    assert "0 of 0 records" not in done.stderr
     assert "Traceback" not in done.stderr
 
 
