@@ -24,7 +24,7 @@ from seriatim.cli.options import (
     session_timeout_option,
 )
 from seriatim.cli.pipes import is_output_read
-from seriatim.cli.subscription import POSITION, seek_existing
+from seriatim.cli.subscription import POSITION, seek_existing, standing
 from seriatim.protocol import log
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ _ASK_TIMEOUT_S = 2.0
     "start",
     type=POSITION,
     metavar="POSITION",
-    help="earliest, latest or an offset. A subscription that is there is moved only by this option. [default: earliest]",
+    help="earliest, latest or an offset. A subscription that is there is moved by it, at each start, also past what is yet to be read. [default: where it stands; of a new one earliest]",
 )
 @click.option("--max", "max_records", type=click.IntRange(min=1), metavar="N", help="Stop after so many records.")
 @click.option(
@@ -94,8 +94,11 @@ def consume(
         log.start_logging(to=log_to)
     stopping = _Stopping()
     with on_signals(stopping.ask, signal.default_int_handler):
-        if start is not None and asyncio.run(seek_existing(coordinator, queue, subscription, start, connect_timeout)):
-            start = None
+        if start is not None:
+            moved = asyncio.run(seek_existing(coordinator, queue, subscription, start, connect_timeout))
+            if moved is not None:  # with whoever reads it, and its earlier position is kept nowhere
+                click.echo(f"moved {subscription} to {start}: {standing(moved)}", err=True)
+                start = None
         consumer = Consumer(
             coordinator,
             queue,

@@ -247,7 +247,7 @@ def rotate(*, name: str, coordinator: str, is_json: bool) -> None:
         return
     # By its epoch: a coordinator that dies before it answers may have done it, and the next one is asked then.
     view = coordinators.call(coordinator, "RotateQueue", pb.QueueRequest(queue=name, epoch=link.epoch), 30.0)
-    _show(view, is_json=is_json, done="rotated")
+    click.echo(json.dumps(views.queue_object(view)) if is_json else _moved(link, view))
 
 
 @queue.command("abandon-link", short_help="Give up for good what is lost of a queue.")
@@ -367,6 +367,15 @@ def _message(
         rotate_ms=rotate_every,
         max_record_bytes=max_record_bytes or 0,
     )
+
+
+def _moved(left: pb.LinkView, view: pb.QueueView) -> str:
+    """From where to where a queue moved. Where nobody is elected to send, no link is open behind a switch."""
+    begun, here = views.open_link(view), f"{left.group} (epoch {left.epoch})"
+    if begun is not None:
+        return f"queue {view.queue} is rotated: from {here} to {begun.group} (epoch {begun.epoch})"
+    next_one = view.send_list[0] if view.send_list else "the first group that can"
+    return f"queue {view.queue} is rotated: it left {here}; who sends next begins a link on {next_one}"
 
 
 def _show(view: pb.QueueView, *, is_json: bool, done: str) -> None:

@@ -103,8 +103,10 @@ def delete(*, name: str, queue: str, coordinator: str, is_json: bool) -> None:
     )
 
 
-async def seek_existing(coordinator: str, queue: str, name: str, position: str, within_s: float) -> bool:
-    """Move a subscription that is there; False where it isn't. `within_s`: so long a coordinator is looked for."""
+async def seek_existing(
+    coordinator: str, queue: str, name: str, position: str, within_s: float
+) -> pb.SubscriptionView | None:
+    """Move a subscription that is there; None where it isn't. `within_s`: so long a coordinator is looked for."""
     from seriatim.cli.coordinators import CALL_TIMEOUT_S
     from seriatim.protocol import seriatim_pb2 as pb
     from seriatim.protocol.coordinators import Coordinators
@@ -114,10 +116,18 @@ async def seek_existing(coordinator: str, queue: str, name: str, position: str, 
     async with Coordinators(coordinator) as coordinators:
         await coordinators.call_within("DescribeCluster", pb.DescribeClusterRequest(), within_s)
         try:
-            await coordinators.call("SeekSubscription", request, CALL_TIMEOUT_S)
+            moved: pb.SubscriptionView = await coordinators.call("SeekSubscription", request, CALL_TIMEOUT_S)
         except UnknownSubscription:
-            return False
-    return True
+            return None
+    return moved
+
+
+def standing(view: pb.SubscriptionView) -> str:
+    """A subscription for a person: where it stands, and who reads it."""
+    cursor = f"offset {view.cursor_offset:,}" if view.has_offset else "cursor unknown"
+    records = "1 record" if view.lag_records == 1 else f"{view.lag_records:,} records"
+    lag = f", {records} behind" if view.has_lag else ""
+    return f"{cursor}{lag}, reader {view.reader or 'none'}"
 
 
 def _show(queue: str, view: pb.SubscriptionView, *, is_json: bool) -> None:
@@ -130,10 +140,4 @@ def _show(queue: str, view: pb.SubscriptionView, *, is_json: bool) -> None:
         "cursor_offset": view.cursor_offset if view.has_offset else None,
         "lag_records": view.lag_records if view.has_lag else None,
     }
-    if is_json:
-        click.echo(json.dumps(content))
-        return
-    cursor = "unknown" if content["cursor_offset"] is None else f"offset {view.cursor_offset:,}"
-    records = "1 record" if view.lag_records == 1 else f"{view.lag_records:,} records"
-    lag = "" if content["lag_records"] is None else f", {records} behind"
-    click.echo(f"{view.subscription}: {cursor}{lag}, reader {view.reader or 'none'}")
+    click.echo(json.dumps(content) if is_json else f"{view.subscription}: {standing(view)}")

@@ -51,6 +51,7 @@ def start(cluster: FakeCluster, *arguments: str) -> subprocess.Popen[str]:
 def test_prints_goes_on_where_it_was_and_moves_when_told(cluster: FakeCluster) -> None:
     first = run(cluster, "consume", "--queue", "q", "--max", "5")
     assert (first.returncode, first.stdout.split()) == (0, ["0", "1", "2", "3", "4"]), first.stderr
+    assert "moved" not in first.stderr
     assert cluster.cursor_offset("default") == 5
     rest = run(cluster, "consume", "--queue", "q", "--max", "15")
     assert (rest.returncode, rest.stdout.split()) == (0, [str(number) for number in range(5, 20)]), rest.stderr
@@ -70,6 +71,7 @@ def test_prints_goes_on_where_it_was_and_moves_when_told(cluster: FakeCluster) -
         "headers": [],
     }
     assert cluster.cursor_offset("default") == 3
+    assert "moved default to 3: cursor unknown, reader none" in again.stderr
 
 
 def test_to_stop_before_records_that_can_t_be_read_now_is_no_success(cluster: FakeCluster) -> None:

@@ -1235,6 +1235,18 @@ def test_a_rotation_names_the_link_that_it_leaves(asked, state):
     assert asked.calls[1] == ("RotateQueue", pb.QueueRequest(queue="orders", epoch=2))
 
 
+def test_a_rotation_says_from_where_to_where(asked):
+    before, after = a_view(), a_view()
+    after.links[-1].state = "sealed"
+    after.send_list[:] = ["g3", "g1"]
+    asked.replies = {"DescribeQueue": before, "RotateQueue": after}
+    told = invoke("queue", "rotate", "orders").stdout  # nobody is elected to send
+    assert told == "queue orders is rotated: it left g2 (epoch 2); who sends next begins a link on g3\n"
+    after.links.add(epoch=3, group="g3", state="open")
+    assert invoke("queue", "rotate", "orders").stdout == "queue orders is rotated: from g2 (epoch 2) to g3 (epoch 3)\n"
+    assert json.loads(invoke("queue", "rotate", "orders", "--json").stdout)["links"][-1]["group"] == "g3"
+
+
 # ------------------------------------------------------------------------------------------------------------- views
 
 
