@@ -8,13 +8,15 @@ import gc
 import logging
 import resource
 import signal
-from collections.abc import Callable, Coroutine, Iterator
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from seriatim.protocol import log, values
 
 _log = log.logger("server")
+_LOOK_EVERY_S = 0.5
 _FEW_FILES = 4096
 """Fewer are soon used up, by a stream each and a link in use one or two."""
 
@@ -105,7 +107,15 @@ def _allow_open_files() -> None:
         _log.warning("few files can be open at once, raise the hard limit (ulimit -Hn)", limit=most, wanted=_FEW_FILES)
 
 
-def wait_for_signal() -> None:
-    """Sleep until a signal ends the block of `until_signalled`."""
+def wait_for_signal(ended: Callable[[], Iterable[str]], tell: Callable[[str], object]) -> NoReturn:
+    """Wait until a signal ends the block around this, and tell meanwhile, once each, of servers that ended by themselves.
+
+    Else whoever watches the command alone takes for served what isn't any more.
+    """
+    told: set[str] = set()
     while True:
-        signal.pause()
+        for name in ended():
+            if name not in told:
+                told.add(name)
+                tell(name)
+        time.sleep(_LOOK_EVERY_S)

@@ -48,4 +48,9 @@ def up(*, directory: Path, groups: int | None, port: int | None, restart: bool, 
         else:
             line = f"ready coordinator={cluster.coordinators} zookeeper={cluster.zookeeper}"
         click.echo(line)
-        wait_for_signal()
+        supervisor = cluster.supervisor
+        wait_for_signal(supervisor.ended, lambda name: _say_ended(name, supervisor.log_end(name)))
+
+
+def _say_ended(name: str, log_end: str) -> None:
+    click.echo(f"{name} ended by itself, and the others run on. {log_end}", err=True)

@@ -30,4 +30,4 @@ def zookeeper(*, directory: Path, host: str, port: int | None, is_json: bool) ->
             click.echo(json.dumps({"event": "ready", "zookeeper": server.address, "directory": str(directory)}))
         else:
             click.echo(f"ready zookeeper={server.address}")
-        wait_for_signal()
+        wait_for_signal(server.ended, server.fail)

@@ -8,16 +8,20 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from click.testing import CliRunner
 
-from seriatim.cli import main
+from seriatim.cli import foreground, main
+from seriatim.cli import up as up_module
 from seriatim.cli.embedded.cluster import ClusterSettings, DevelopmentCluster
 from seriatim.cli.embedded.errors import EmbeddedError
-from seriatim.cli.embedded.processes import Supervisor
+from seriatim.cli.embedded.processes import ProcessSpec, Supervisor
+from seriatim.cli.up import _say_ended
 from tests.waiting import wait_until
 
 SERIATIM = (sys.executable, "-m", "seriatim.cli.main")
@@ -247,7 +251,7 @@ def test_what_serves_already_is_told_while_a_cluster_starts(tmp_path, monkeypatc
     monkeypatch.setattr("seriatim.cli.embedded.cluster.start_zookeeper", lambda *_, **__: None)
     monkeypatch.setattr(Supervisor, "start", lambda *_: 1)
     monkeypatch.setattr(Supervisor, "wait_for_line", lambda *_, **__: "ready")
-    monkeypatch.setattr("seriatim.cli.up.wait_for_signal", lambda: None)
+    monkeypatch.setattr("seriatim.cli.up.wait_for_signal", lambda *_: None)
     told = CliRunner().invoke(main.seriatim, ["up", "--dir", str(tmp_path), "--groups", "1"], standalone_mode=False)
     names = ("zookeeper", "coordinator-1", "coordinator-2", "g1-a", "g1-b")
     first, *others = told.stderr.splitlines()
@@ -257,6 +261,35 @@ def test_what_serves_already_is_told_while_a_cluster_starts(tmp_path, monkeypatc
     told = CliRunner().invoke(main.seriatim, ["up", "--dir", str(tmp_path), "--json"], standalone_mode=False)
     assert told.stderr == ""
     assert json.loads(told.stdout)["event"] == "ready"
+
+
+def test_a_server_that_ended_and_is_not_started_again_is_told_once(tmp_path, monkeypatch):
+    """Nobody said anything, and the command looked as if all of it served."""
+    told = []
+    looks = iter(range(6000))
+
+    def sleep(_):
+        time.sleep(0.01)
+        if next(looks) > 3 and told:
+            raise KeyboardInterrupt
+
+    def say_ended(name, log_end):
+        told.append(name)
+        _say_ended(name, log_end)
+
+    def spec(_, name):
+        return ProcessSpec(name, ("sh", "-c", "echo a word" if name == "g1-b" else "sleep 600"))
+
+    monkeypatch.setattr("seriatim.cli.embedded.cluster.start_zookeeper", lambda *_, **__: None)
+    monkeypatch.setattr(DevelopmentCluster, "_spec", spec)
+    monkeypatch.setattr(Supervisor, "wait_for_line", lambda *_, **__: "ready")
+    monkeypatch.setattr(foreground, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(up_module, "_say_ended", say_ended)
+    arguments = ["up", "--dir", str(tmp_path), "--groups", "1", "--no-restart"]
+    said = CliRunner().invoke(main.seriatim, arguments, standalone_mode=False).stderr
+    assert told == ["g1-b"]
+    log = tmp_path / "logs" / "g1-b.log"
+    assert said.endswith(f"g1-b ended by itself, and the others run on. Its log, {log}, ends with:\n  a word\n")
 
 
 def test_fewer_groups_than_the_directory_holds_are_refused(tmp_path):

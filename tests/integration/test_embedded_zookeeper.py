@@ -11,9 +11,11 @@ import pytest
 from kazoo.client import KazooClient
 
 from seriatim.cli import class_archive as class_archive_command
+from seriatim.cli import exits, main
 from seriatim.cli.embedded import zookeeper as zookeeper_module
 from seriatim.cli.embedded.errors import EmbeddedError, Missing, PortInUse
 from seriatim.cli.embedded.ports import PortBook, free_port
+from seriatim.cli.embedded.processes import ProcessSpec
 from seriatim.cli.embedded.zookeeper import EmbeddedZooKeeper, answers
 from seriatim.consumer.spark import class_archive
 
@@ -156,3 +158,16 @@ def test_the_command_serves_until_sigterm_and_refuses_a_second_one(tmp_path):
         first.communicate(timeout=60)
     assert first.returncode == 0
     assert not answers(host, int(port))
+
+
+def test_the_command_ends_with_its_zookeeper(tmp_path, monkeypatch, capfd):
+    """It waited for a signal for ever, and said ready to whoever looked after it."""
+
+    def start(supervisor, *_, **__):
+        supervisor.start(ProcessSpec("zookeeper", ("sh", "-c", "echo memory is short; exit 3")))
+
+    monkeypatch.setattr(zookeeper_module, "start_zookeeper", start)
+    assert main.run(["zookeeper", "--dir", str(tmp_path)]) == exits.REFUSED
+    said = capfd.readouterr().err
+    assert said.startswith("Error: zookeeper ended by itself. Its log, ")
+    assert said.endswith("ends with:\n  memory is short\n")

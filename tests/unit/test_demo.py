@@ -7,16 +7,21 @@ import io
 import json
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
-from seriatim.cli import exits, main
+from seriatim.cli import exits, foreground, main
+from seriatim.cli.demo.command import _keep
+from seriatim.cli.demo.errors import DemoFailed
 from seriatim.cli.demo.offsets import OffsetCheck
 from seriatim.cli.demo.outage import outages_s
 from seriatim.cli.demo.plan import FaultKind, planned
-from seriatim.cli.demo.stage import Stage
+from seriatim.cli.demo.run import Demo
+from seriatim.cli.demo.stage import Load, Stage
 from seriatim.cli.demo.verdict import FaultFigures, Figures, as_text, problems, verdict
 from seriatim.cli.demo.view import LiveView, Sight, one_line
+from seriatim.cli.embedded.cluster import DevelopmentCluster
 from seriatim.cli.embedded.postgres import EmbeddedPostgres
 
 
@@ -35,12 +40,40 @@ def test_what_is_set_for_the_caller_s_own_commands_is_not_for_the_demo_s(tmp_pat
 def test_a_demo_on_a_full_disk_has_a_verdict_too_and_a_server_that_ended_is_named(tmp_path, monkeypatch, capsys):
     def start_cluster(stage):
         monkeypatch.setattr(stage.supervisor, "pids", dict)
-        raise OSError(errno.ENOSPC, "No space left on device", f"without {stage.ended()}")
+        raise OSError(errno.ENOSPC, "No space left on device", f"without {stage.ended()[0]}")
 
     monkeypatch.setattr(Stage, "start_cluster", start_cluster)
     assert main.run(["demo", "--dir", str(tmp_path), "--json"]) == exits.ANSWER_IS_NO
     report = json.loads(capsys.readouterr().out)
     assert "No space left on device: 'without zookeeper'" in report["verdict"]
+
+
+def test_what_ends_by_itself_is_noticed_while_something_is_killed_and_ends_nothing_that_is_kept(
+    tmp_path, monkeypatch, capsys
+):
+    """Whoever looked around, and made a table in east, which the replay finds no place for, had all of it end."""
+
+    def sleep(_):
+        ended.append("replay")
+        if len(ended) > 2:
+            raise KeyboardInterrupt
+
+    ended = []
+    with Stage(tmp_path, is_kept=True) as stage:
+        monkeypatch.setattr(Stage, "ended", lambda _: ended)
+        monkeypatch.setattr(EmbeddedPostgres, "dsn", lambda _: "DSN")
+        monkeypatch.setattr(DevelopmentCluster, "coordinators", "127.0.0.1:1")
+        monkeypatch.setattr(stage.supervisor, "log_end", "{} says why".format)
+        monkeypatch.setattr(foreground, "time", SimpleNamespace(sleep=sleep))
+        _keep(stage)
+        ended[:] = ["g1-a", "west"]
+        demo = Demo(stage, SimpleNamespace(), Load(5, 1, 1, 1), (), 0.0)
+        with pytest.raises(DemoFailed, match="west ended by itself"):
+            demo._look({"g1-a"})
+    *_, why, again, last = capsys.readouterr().err.splitlines()
+    assert why == "replay ended by itself, and the others run on. replay says why"
+    assert again == "to start it again: seriatim replay --queue east-log --target DSN"
+    assert last == "stopping"
 
 
 @pytest.mark.parametrize("seconds", [5, 30, 3600])

@@ -16,7 +16,7 @@ from seriatim.cli import exits
 from seriatim.cli.demo import plan, verdict
 from seriatim.cli.demo.errors import DemoFailed
 from seriatim.cli.embedded.errors import EmbeddedError
-from seriatim.cli.foreground import interruptible
+from seriatim.cli.foreground import interruptible, wait_for_signal
 from seriatim.cli.options import Folder
 from seriatim.protocol.errors import SeriatimError
 
@@ -109,8 +109,13 @@ def demo(
 
 
 def _keep(stage: Stage) -> None:
-    """Leave running what runs until a signal, and say how to look around."""
-    if stage.ended() is not None:
+    """Leave running what runs until a signal, and say how to look around.
+
+    A process that ends meanwhile ends nothing else: a replay does where somebody who looks around makes a table in east.
+    """
+    from seriatim.cli.demo.stage import QUEUE, REPLAY
+
+    if stage.ended():
         click.echo(f"nothing is kept running; data: {stage.directory}", err=True)
         return
     coordinators, east, west = stage.cluster.coordinators, stage.east.dsn(), stage.west.dsn()
@@ -128,10 +133,14 @@ def _keep(stage: Stage) -> None:
         ]),
         err=True,
     )  # fmt: skip
+
+    def tell(name: str) -> None:
+        click.echo(f"{name} ended by itself, and the others run on. {stage.supervisor.log_end(name)}", err=True)
+        if name == REPLAY:
+            click.echo(f"to start it again: seriatim replay --queue {QUEUE} --target {west}", err=True)
+
     try:
-        while (ended := stage.ended()) is None:
-            time.sleep(1)
-        click.echo(f"{ended} ended by itself:\n{stage.last_words(ended)}", err=True)
+        wait_for_signal(stage.ended, tell)
     except KeyboardInterrupt:
         click.echo("stopping", err=True)
 

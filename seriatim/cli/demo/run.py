@@ -201,9 +201,9 @@ class Demo:
 
     def _look(self, down: set[str]) -> None:
         """Show how it looks; raise `DemoFailed` when a process ended that nobody killed."""
-        ended = self.stage.ended()
-        if ended is not None and ended not in down:
-            raise DemoFailed(f"{ended} ended by itself. Its log ends with:\n{self.stage.last_words(ended)}")
+        for name in self.stage.ended():
+            if name not in down:
+                raise DemoFailed(f"{name} ended by itself. {self.stage.supervisor.log_end(name)}")
         self.view.show(self._sight())
 
     def _waits(self) -> tuple[str, ...]:

@@ -135,15 +135,11 @@ class Stage:
             case FaultKind.REPLAY:
                 self.start_replay()
 
-    def ended(self) -> str | None:
-        """Which process runs no more and should; None while all do. pgbench isn't looked at, it ends by itself."""
+    def ended(self) -> list[str]:
+        """Which processes run no more and should. pgbench isn't looked at, it ends by itself."""
         running = self.supervisor.pids()
         cluster = ("zookeeper", *self.cluster.coordinator_names, *self.cluster.member_names)
-        return next((name for name in (*cluster, "east", "west", *CAPTURES, REPLAY) if name not in running), None)
-
-    def last_words(self, name: str) -> str:
-        """The end of a process's log."""
-        return "\n".join(f"  {line}" for line in self.supervisor.output(name).splitlines()[-12:])
+        return [name for name in (*cluster, "east", "west", *CAPTURES, REPLAY) if name not in running]
 
     # ------------------------------------------------------------------------------------------------------- parts
 

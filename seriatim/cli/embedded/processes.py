@@ -168,6 +168,12 @@ class Supervisor:
         with self._guard:
             return {name: child.process.pid for name, child in self._children.items() if child.process.poll() is None}
 
+    def ended(self) -> list[str]:
+        """Which children have ended by themselves, and aren't started again."""
+        with self._guard:
+            left = [one for one in self._children.values() if not (one.is_stopping or one.spec.is_restarted)]
+            return [child.spec.name for child in left if child.process.poll() is not None]
+
     def log_path(self, name: str) -> Path:
         """Where a child's standard output and error go."""
         return self.logs / f"{name}.log"
@@ -180,6 +186,14 @@ class Supervisor:
             log.seek(offset)
             return log.read().decode(errors="replace")
 
+    def log_end(self, name: str) -> str:
+        """What a child said last, for a person."""
+        path = self.log_path(name)
+        lines = self.output(name).splitlines()[-8:] if path.exists() else []
+        if not lines:  # where there is no room for it, most likely
+            return f"Its log, {path}, says nothing; {shutil.disk_usage(self.logs).free >> 20:,} MiB are free there."
+        return f"Its log, {path}, ends with:\n" + "\n".join(f"  {line}" for line in lines)
+
     def wait_until(self, name: str, is_ready: Callable[[], bool], *, timeout_s: float, what: str = "serve") -> None:
         """Wait until `is_ready()`. Raises `StartFailed`, with the end of the log, when the child dies or time is over."""
         deadline_s = time.monotonic() + timeout_s
@@ -188,9 +202,9 @@ class Supervisor:
                 status = self._children[name].process.poll() if name in self._children else None
                 is_gone = name not in self._children or status is not None
             if is_gone:
-                raise StartFailed(f"{name} ended before it could {what} (exit status {status}). {self._log_end(name)}")
+                raise StartFailed(f"{name} ended before it could {what} (exit status {status}). {self.log_end(name)}")
             if time.monotonic() > deadline_s:
-                raise StartFailed(f"{name} didn't {what} within {timeout_s:g} s. {self._log_end(name)}")
+                raise StartFailed(f"{name} didn't {what} within {timeout_s:g} s. {self.log_end(name)}")
             time.sleep(_POLL_S)
 
     def wait_for_line(self, name: str, prefix: str = "ready", *, timeout_s: float = 30.0) -> str:
@@ -312,13 +326,6 @@ class Supervisor:
                 _log.warning("pids.json can't be written", error=reason)
         else:
             self._written, self._unwritten = text, ""
-
-    def _log_end(self, name: str) -> str:
-        path = self.log_path(name)
-        lines = self.output(name).splitlines()[-8:] if path.exists() else []
-        if not lines:  # where there is no room for it, most likely
-            return f"Its log, {path}, says nothing; {shutil.disk_usage(self.logs).free >> 20:,} MiB are free there."
-        return f"Its log, {path}, ends with:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 def _end_thread() -> None:

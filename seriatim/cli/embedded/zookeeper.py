@@ -13,7 +13,7 @@ import shutil
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import NoReturn, Self
 
 from seriatim.cli.embedded.errors import Missing, PortInUse, StartFailed
 from seriatim.cli.embedded.ports import LOCALHOST, PortBook, obstacle
@@ -214,6 +214,14 @@ class EmbeddedZooKeeper:
             supervisor.close()
             raise
         self.supervisor = supervisor
+
+    def ended(self) -> list[str]:
+        """Its name where it has ended by itself."""
+        return [] if self.supervisor is None else self.supervisor.ended()
+
+    def fail(self, name: str) -> NoReturn:
+        """Raises `StartFailed`, with the last that it said."""
+        raise StartFailed(f"{name} ended by itself. {'' if self.supervisor is None else self.supervisor.log_end(name)}")
 
     def close(self) -> None:
         """Stop it; its data stays."""
