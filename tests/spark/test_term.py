@@ -33,7 +33,7 @@ from seriatim.consumer.spark.targets.postgres import Position
 from seriatim.consumer.spark.term import QueryFailed, ReplayTerm, SparkGone, _Abandoned, _last_line
 from seriatim.consumer.subscriber import Term
 from seriatim.protocol.change import Change, Origin, encode
-from seriatim.protocol.clock import boottime_s
+from seriatim.protocol.clock import boottime_s, now_ms
 from seriatim.protocol.errors import DeadlineOver, Fenced, InvalidArgument, NotElected, Unreachable, WorldError
 from seriatim.protocol.flag import Flag
 
@@ -285,6 +285,15 @@ def test_while_nobody_tells_the_end_all_is_not_read_and_the_lag_not_known(queue,
         term._application = SimpleNamespace(position=5)
         assert not term._is_all_read(SimpleNamespace(lastProgress=None))
         assert term._lag_records(5) is None
+
+
+def test_a_source_at_rest_is_no_lag(queue, reader, tmp_path):
+    """What the capture tells of it, every few seconds, came with the age of the last commit: `lag 0 records, 3600.00 s`."""
+    events: list[Event] = []
+    with replay_term(Claims(), reader, tmp_path, events) as term:
+        term._tell(Outcome(8, 3, 1, 1, commit_ts_ms=now_ms() - 1000), 0.1)
+        term._tell(Outcome(9, 1, 0, 0), 0.1)
+    assert [isinstance(event, Progress) and event.lag_s for event in events] == [pytest.approx(1, abs=60), None]
 
 
 def test_while_nobody_tells_the_end_a_new_target_waits_for_its_snapshot(queue, reader):

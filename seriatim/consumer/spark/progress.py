@@ -40,7 +40,8 @@ class Progress:
 
     offset: where the target stands (exclusive). records: rows of the micro-batch. changes, transactions: carried out.
     lag_records: committed in the queue and not in the target; None where no coordinator or member said. lag_s: from the newest
-    commit that was applied, by the source's clock, to now; None until there was one. batch_s: time for the micro-batch.
+    commit in it, by the source's clock, to now; None where there is none, as where the source is at rest and the capture tells only that.
+    batch_s: time for the micro-batch.
     """
 
     queue: str

@@ -123,7 +123,6 @@ class ReplayTerm:
         self._batch_end = 0
         self._asked_lag_at_s = 0.0
         self._end = 0
-        self._commit_ts_ms: int | None = None
         self._worked_at_s = boottime_s()
 
     def __enter__(self) -> Self:
@@ -525,8 +524,7 @@ class ReplayTerm:
         run = self._run
         run.changes += outcome.changes
         run.offset = outcome.position
-        self._commit_ts_ms = outcome.commit_ts_ms or self._commit_ts_ms
-        lag_s = None if self._commit_ts_ms is None else max(0.0, (now_ms() - self._commit_ts_ms) / 1000)
+        lag_s = None if outcome.commit_ts_ms is None else max(0.0, (now_ms() - outcome.commit_ts_ms) / 1000)
         run.report(
             Progress(
                 self._settings.queue,
