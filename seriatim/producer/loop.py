@@ -285,6 +285,9 @@ class SendingLoop:
         if self._state.phase is Phase.ENDED:
             return
         if standing is Standing.ELECTED:
+            self._buffer.note(
+                NotElected("first in line of the queue's senders: a coordinator was asked, and hasn't answered yet")
+            )
             self._handle(events.Elected())
         else:
             self._handle(events.Deposed(f"the election says {standing}"))

@@ -498,6 +498,17 @@ def test_what_a_term_that_is_over_has_asked_for_fences_nobody(
     client.close()
 
 
+def test_who_is_first_in_line_is_not_said_to_stand_by(cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seriatim.producer.loop.ACQUIRE_TIMEOUT_S", WAIT_S)
+    cluster.held_up = asyncio.Event()
+    with new(cluster) as producer:
+        wait_until(lambda: cluster.acquired)
+        with pytest.raises(errors.NotElected, match="first in line of the queue's senders: a coordinator was asked"):
+            producer.wait_until_elected(0)
+        cluster.loop.call_soon_threadsafe(cluster.held_up.set)
+        assert producer.wait_until_elected(WAIT_S).token == 1
+
+
 def test_who_stands_again_waits_for_the_next_term(cluster: SmallCluster) -> None:
     with new(cluster) as producer:
         for token in range(1, 6):
