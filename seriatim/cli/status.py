@@ -52,14 +52,14 @@ async def _run(coordinator: str, queue: str | None, *, is_watching: bool, is_jso
 
     async with Coordinators(coordinator) as coordinators:
         if not is_watching:
-            lines = await (_queue(coordinators, queue, is_json) if queue else _cluster(coordinators, is_json))
+            lines = await (_cluster(coordinators, is_json) if queue is None else _queue(coordinators, queue, is_json))
             click.echo("\n".join(lines))
             return
         with _screen(is_json=is_json) as screen:
             watching = asyncio.create_task(
-                _watch_queue(coordinators, queue, screen, is_json)
-                if queue
-                else _watch_cluster(coordinators, screen, is_json)
+                _watch_cluster(coordinators, screen, is_json)
+                if queue is None
+                else _watch_queue(coordinators, queue, screen, is_json)
             )
             loop = asyncio.get_running_loop()
             # Not the loop's own handlers: they would wait for a write that nobody takes.

@@ -1356,6 +1356,20 @@ def test_status_waits_for_a_list_of_thousands_of_queues_as_long_as_queue_list_do
         assert waited["ListGroups"] == waited["ListQueues"] == coordinators.CALL_TIMEOUT_S > CALL_TIMEOUT_S
 
 
+def test_no_queue_s_name_is_not_the_whole_cluster(monkeypatch):
+    """A probe whose variable isn't set looked at something else than a queue, and ended with 0."""
+
+    async def call(_, method, request, *__):
+        asked.append((method, request))
+        raise Unreachable("nobody there")
+
+    asked = []
+    monkeypatch.setattr("seriatim.protocol.coordinators.Coordinators.call", call)
+    for more in ((), ("--watch",)):
+        assert isinstance(invoke("status", "", *more).exception, Unreachable)
+    assert asked == 2 * [("DescribeQueue", pb.QueueRequest(queue=""))]
+
+
 def test_many_links_are_not_all_shown_to_a_person():
     view = pb.QueueView(links=[a_link(epoch, state="sealed") for epoch in range(1, 31)])
     lines = list(views.queue_lines(view))
