@@ -234,7 +234,7 @@ def queue_summary(views: Iterable[pb.QueueView]) -> list[list[str]]:
         link = open_link(view)
         rows.append([
             view.queue,
-            view.settings.durability,
+            view.settings.durability or "-",
             "-" if link is None else f"{link.group} (epoch {link.epoch})",
             view.sender or "-",
             " > ".join(view.send_list) or "-",
@@ -248,9 +248,12 @@ def queue_summary(views: Iterable[pb.QueueView]) -> list[list[str]]:
 def cluster_warnings(queues: Sequence[pb.QueueView], *, indent: str = "") -> Iterator[str]:
     """What is wrong with some of all queues, or would be at the next failure: a line for each kind."""
     lost = [view.queue for view in queues if any(link.state == "lost" for link in view.links)]
-    stuck = [view.queue for view in queues if not view.switches_left]
+    damaged = [view.queue for view in queues if any(wait.what == "damage" for wait in view.waits)]
+    stuck = [view.queue for view in queues if not view.switches_left and view.queue not in damaged]
     long = [view.queue for view in queues if any(wait.what == "chain" for wait in view.waits)]
     abandoned = [view.queue for view in queues if view.abandoned]
+    if damaged:
+        yield f"{indent}WARNING the chain of {some(damaged)} can't be read: nobody sends or reads there"
     if stuck:
         yield f"{indent}WARNING no switch is left for {some(stuck)}: sending waits, now or after the next failure"
     if long:

@@ -204,8 +204,10 @@ class Operations:
         for at, name in enumerate(sorted(self._store.names)):
             if at % SHOWN_AT_ONCE == 0:
                 await asyncio.sleep(0)
-            queue_id = self._store.names.get(name)
-            seen = None if queue_id is None else self._store.chains.get(queue_id)
+            queue_id = self._store.names.get(name, QueueId(0))
+            if queue_id in self._store.damaged:
+                reply.queues.append(views.damaged_queue_view(queue_id, name, self._store.damaged[queue_id]))
+            seen = self._store.chains.get(queue_id)
             if seen is None or seen.document.name != name:
                 continue
             registry = self._store.registry

@@ -81,6 +81,8 @@ class Remembered:
         self.chains: dict[QueueId, SeenChain] = {}
         self.bare: dict[QueueId, int] = {}
         """Queues that have nodes and no chain, and since when (milliseconds) that is seen."""
+        self.damaged: dict[QueueId, str] = {}
+        """Queues whose chain can't be read, and why."""
         self.names: dict[str, QueueId] = {}
         self._newest: dict[QueueId, ChainVersion] = {}
         """The last version that was seen of each chain that is there, in whatever session."""
@@ -309,7 +311,7 @@ class Remembered:
     async def _read_queues(self) -> set[str]:
         """Forget queues that are gone; returns those not seen yet."""
         there = set(queue_ids(await self.session.children(self.paths.queues, self._watch("queues"))))
-        for gone in self.chains.keys() - there:
+        for gone in (self.chains.keys() | self.damaged.keys()) - there:
             self._forget_chain(gone)
         for gone in self.bare.keys() - there:
             del self.bare[gone]
@@ -332,11 +334,13 @@ class Remembered:
                 self._saw(self._decoded(queue_id, node.data), ChainVersion(node.version))
             except NoChainDocument as error:
                 self.chains.pop(queue_id, None)
+                self.damaged[queue_id] = error.message
                 _log.error("queue left out", path=path, reason=error)
 
     def _forget_chain(self, queue_id: QueueId) -> None:
         """It isn't there."""
         self.chains.pop(queue_id, None)
+        self.damaged.pop(queue_id, None)
         self._newest.pop(queue_id, None)
         self._held.pop(queue_id, None)
         self._written.pop(queue_id, None)
@@ -418,6 +422,7 @@ class Remembered:
         is_news = self._is_news(queue_id, version)
         before = None if queue_id in self._of_earlier_session else self.chains.get(queue_id)
         self._of_earlier_session.discard(queue_id)
+        self.damaged.pop(queue_id, None)
         if is_news:
             self.chains[queue_id] = SeenChain.after(before, document, version, now_ms(), self.size_bytes(queue_id))
         return is_news

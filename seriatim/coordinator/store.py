@@ -109,8 +109,8 @@ class Store(Remembered):
             raise UnknownQueue(f"there is no queue with id {queue_id}", queue_id=queue_id) from error
         try:
             return self._decoded(queue_id, node.data), ChainVersion(node.version)
-        except NoChainDocument:
-            raise
+        except NoChainDocument as error:
+            raise NoChainDocument(f"{self.paths.chain(queue_id)}: {error.message}") from error
         except IncompatibleVersion as error:
             raise Unreachable(f"this coordinator is too old for queue {queue_id}: {error}") from error
 

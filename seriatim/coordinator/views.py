@@ -13,7 +13,7 @@ from seriatim.coordinator.core.registry import MEMBERS, Registry
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, Link, Subscription
 from seriatim.protocol.incarnations import as_message
-from seriatim.protocol.names import ChainVersion
+from seriatim.protocol.names import ChainVersion, QueueId
 
 KNOWN_LINKS: Final = 4096
 FEW_SOURCES: Final = 100
@@ -155,6 +155,11 @@ def add_chain_wait(view: pb.QueueView, document: ChainDocument, size_bytes: int)
     """Tell where the chain, whose node has this size, is too long for a further link, or soon will be."""
     if error := chain_length.switch_error(document, size_bytes):
         view.waits.append(pb.WaitReason(what="chain", reason=str(error)))
+
+
+def damaged_queue_view(queue_id: QueueId, name: str, reason: str) -> pb.QueueView:
+    """A queue of which nothing is known but its name, and why."""
+    return pb.QueueView(queue_id=queue_id, queue=name, waits=[pb.WaitReason(what="damage", reason=reason)])
 
 
 def queue_view(

@@ -1199,17 +1199,26 @@ def test_a_node_that_is_no_chain_costs_its_queue_and_no_other(
             paths = Paths(CLUSTER)
             await own.create(f"{paths.queues}/made-by-hand")
             queue_id = (await stub.CreateQueue(pb.CreateQueueRequest(queue="orders"), timeout=CALL_S)).queue_id
+            whole, _ = await own.get(paths.chain(QueueId(queue_id)))
             await own.set(paths.chain(QueueId(queue_id)), junk)
             await until(lambda: "queue left out" in caplog.text, "it is said")
             await stub.CreateQueue(pb.CreateQueueRequest(queue="payments"), timeout=CALL_S)
 
-            async def is_listed() -> bool:
+            async def are_damaged(expected: dict[str, bool]) -> bool:
                 there = (await stub.ListQueues(pb.ListQueuesRequest(), timeout=CALL_S)).queues
-                return [one.queue for one in there] == ["payments"]
+                return expected == {one.queue: "damage" in [wait.what for wait in one.waits] for one in there}
 
-            await until(is_listed, "the other queue is followed")
-            with pytest.raises(NoChainDocument, match="seriatim queue recover"):
+            one_of_two, neither = {"orders": True, "payments": False}, {"orders": False, "payments": False}
+            await until(lambda: are_damaged(one_of_two), "the other queue is followed, and of this one it is told")
+            chain_path = paths.chain(QueueId(queue_id))
+            with pytest.raises(NoChainDocument, match=f"^{chain_path}: .*seriatim queue recover"):
                 await rpc.call(stub.DescribeQueue, pb.QueueRequest(queue="orders"), CALL_S)
+            await own.set(chain_path, whole)
+            await until(lambda: are_damaged(neither), "it is read again")
+            await own.set(chain_path, junk)
+            await until(lambda: are_damaged(one_of_two), "it is damaged again")
+            await own.delete(chain_path)
+            await until(lambda: are_damaged({"payments": False}), "nothing is known of it")
 
     asyncio.run(scenario())
 

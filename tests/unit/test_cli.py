@@ -1429,6 +1429,10 @@ def test_a_cluster_s_status_warns_of_what_is_wrong_with_some_queue():
     """A lost link, and that the next failure has sending wait, were two among the many that wait."""
     well = pb.QueueView(queue="well", switches_left=2, links=[a_link(1, state="open")])
     assert list(views.cluster_warnings([well])) == []
+    damaged = pb.QueueView(queue="damaged", waits=[pb.WaitReason(what="damage", reason="bits have changed")])
+    (warning,) = views.cluster_warnings([well, damaged])
+    assert warning == "WARNING the chain of damaged can't be read: nobody sends or reads there"
+    assert views.queue_summary([damaged])[1] == ["damaged", "-", "-", "-", "-", "0", "0", "1"]
     lost = pb.QueueView(queue="lost", switches_left=1, links=[a_link(1, state="lost"), a_link(2, state="open")])
     queues = [well, lost, *(pb.QueueView(queue=f"q{number}") for number in range(100))]
     queues[-1].abandoned.add(epoch=1, what="3 records")

@@ -195,6 +195,7 @@ class NamedStore:
         self.registry = world.registry()
         self.chains = {one.queue_id: SeenChain(one, ChainVersion(1), since_ms=0) for one in documents}
         self.names = {one.name: one.queue_id for one in documents}
+        self.damaged: dict[QueueId, str] = {}
 
     async def catch_up(self) -> None: ...
 
