@@ -435,6 +435,24 @@ def in_parts(target: PostgresTarget, rows: list[ChangeRow], *cuts: int) -> Calla
     return parts
 
 
+def test_of_all_tables_those_are_looked_at_that_plans_change_and_once_in_a_transaction(
+    target, dsn, monkeypatch
+) -> None:
+    looks, look = [], postgres.read_shapes
+
+    def watched(*arguments: object, **more: bool) -> dict[TableName, TableShape]:
+        looks.append(look(*arguments, **more))
+        return looks[-1]
+
+    row = ("c", None, {"id": 7, "code": 7, "note": "n"})
+    rows = [*inserts(2), *transaction(4, row, table="keyless", key=()), *transaction(7, row)]
+    parts = in_parts(target, rows, 4, 7)
+    monkeypatch.setattr(postgres, "read_shapes", watched)
+    target.apply_parts(QUEUE, 0, 10, parts, 1)
+    assert [{str(name) for name in found} for found in looks] == [{"public.keyed"}, {"public.keyless"}]
+    assert fetch(dsn, "SELECT (SELECT count(*) FROM keyed), (SELECT count(*) FROM keyless)") == [(3, 1)]
+
+
 @pytest.mark.parametrize("count", [3, BULK_FROM * 4])
 def test_parts_of_a_transaction_are_in_the_target_all_or_none(target, dsn, count) -> None:
     rows = inserts(count)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ WITH RECURSIVE domain AS (
 _TABLES = (
     _DOMAINS
     + b""", equal AS MATERIALIZED (  -- of types that extensions bring
-     SELECT o.oid AS class, format('OPERATOR(%I.%s)', s.nspname, e.oprname) AS operator
+     SELECT o.oid AS class, format('OPERATOR(%%I.%%s)', s.nspname, e.oprname) AS operator
        FROM pg_opclass o JOIN pg_am m ON m.oid = o.opcmethod AND m.amname = 'btree'
        JOIN pg_amop p ON p.amopfamily = o.opcfamily AND p.amopstrategy = 3
                      AND p.amoplefttype = o.opcintype AND p.amoprighttype = o.opcintype
@@ -58,16 +58,19 @@ SELECT n.nspname, c.relname, c.relkind = 'p',
           FROM domain d JOIN pg_type t ON t.oid = d.kind AND t.typtype = 'e' JOIN pg_attribute a ON a.atttypid = d.oid
          WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
        CASE WHEN c.relkind = 'p'  -- whose own persistence means nothing
-            THEN (SELECT coalesce(min(format('%I.%I', s.nspname, p.relname)), '')
+            THEN (SELECT coalesce(min(format('%%I.%%I', s.nspname, p.relname)), '')
                     FROM pg_partition_tree(c.oid) t JOIN pg_class p ON p.oid = t.relid JOIN pg_namespace s ON s.oid = p.relnamespace
                    WHERE t.isleaf AND p.relpersistence = 'u')
-            WHEN c.relpersistence = 'u' THEN format('%I.%I', n.nspname, c.relname)
+            WHEN c.relpersistence = 'u' THEN format('%%I.%%I', n.nspname, c.relname)
             ELSE '' END
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind IN ('r', 'p') AND c.relpersistence <> 't'
    AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast', 'seriatim_replay')
 """
 )
+
+_NAMED = b"   AND (n.nspname, c.relname) IN (SELECT * FROM unnest(%s::text[], %s::text[]))"
+"""Behind _TABLES: of tables of these schemas and names alone."""
 
 _BENEATH = (
     _DOMAINS
@@ -94,15 +97,18 @@ def read_above(connection: psycopg.Connection[Any], tables: Iterable[TableName])
     return {TableName(*row) for row in connection.execute(_ABOVE, (names,)).fetchall()}
 
 
-def read_shapes(connection: psycopg.Connection[Any], *, fires_triggers: bool) -> dict[TableName, TableShape]:
-    """All user tables that the connection's database has.
+def read_shapes(
+    connection: psycopg.Connection[Any], names: Collection[TableName] | None = None, *, fires_triggers: bool
+) -> dict[TableName, TableShape]:
+    """Of all user tables that the connection's database has, or of those of these names that are there.
 
     `fires_triggers`: the session can't switch foreign keys off, so tables that have one keep the order of their changes.
     """
-    return {
-        TableName(row[0], row[1]): _shape(row, fires_triggers=fires_triggers)
-        for row in connection.execute(_TABLES).fetchall()
-    }
+    if names is None:
+        rows = connection.execute(_TABLES, ())
+    else:
+        rows = connection.execute(_TABLES + _NAMED, ([name.schema for name in names], [name.table for name in names]))
+    return {TableName(row[0], row[1]): _shape(row, fires_triggers=fires_triggers) for row in rows.fetchall()}
 
 
 def read_beneath(connection: psycopg.Connection[Any], shapes: dict[TableName, TableShape]) -> None:

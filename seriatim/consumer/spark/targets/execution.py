@@ -18,7 +18,7 @@ import psycopg
 
 from seriatim.consumer.spark.apply import plan as orders
 from seriatim.consumer.spark.apply.plan import Plan, Rows, Segment, Step, TableChanges, Truncate, Values
-from seriatim.consumer.spark.apply.shape import Shapes, TableName, TableShape
+from seriatim.consumer.spark.apply.shape import TableName, TableShape
 from seriatim.consumer.spark.targets import statements
 from seriatim.consumer.spark.targets.catalogue import read_above
 from seriatim.consumer.spark.targets.errors import Diverged, TablesChanged, TruncateRefused
@@ -128,10 +128,10 @@ class Stages:
 
 @dataclass(slots=True)
 class Execution:
-    """One plan on its way into the target. `place` is where it is; `applied` counts rows written per table."""
+    """One plan on its way into the target. `place` is where it is; `applied` counts rows written per table. `shapes`: of the plan's tables."""
 
     connection: psycopg.Connection[Any]
-    shapes: Shapes
+    shapes: dict[TableName, TableShape]
     stages: Stages
     on_step: Callable[[str], None]
     singly: bool = False

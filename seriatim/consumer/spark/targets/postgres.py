@@ -330,6 +330,7 @@ class PostgresTarget:
                 for plan in read_awake(connection, parts()):
                     if plan.segments:
                         execution = execution or self._execution(connection)
+                        self._look(execution, plan)
                         self._check_same(plan, execution.shapes)
                         begun = plan
                         execution.run(plan)
@@ -371,8 +372,13 @@ class PostgresTarget:
         # A stage is joined to the target by the target's unique index, whatever the planner guesses of a fresh stage's size.
         connection.execute("SET LOCAL enable_hashjoin = off")
         connection.execute("SET LOCAL enable_mergejoin = off")
-        shapes = read_shapes(connection, fires_triggers=not self._may_replicate)
-        return Execution(connection, shapes, self._stages, self._on_step)
+        return Execution(connection, {}, self._stages, self._on_step)
+
+    def _look(self, execution: Execution, plan: Plan) -> None:
+        """At the plan's tables. A target may have thousands of others, and to look at those takes many times as long as to apply a plan."""
+        new = plan.tables - execution.shapes.keys()
+        if new:
+            execution.shapes |= read_shapes(execution.connection, new, fires_triggers=not self._may_replicate)
 
     def _check_same(self, plan: Plan, shapes: Shapes) -> None:
         """A plan keeps the rules of the tables as they were told."""
@@ -416,6 +422,7 @@ class PostgresTarget:
                 execution.on_step = lambda _step: None
                 for number, plan in enumerate(islice(read_awake(connection, parts()), before + 1)):
                     execution.singly = number == before
+                    self._look(execution, plan)
                     execution.run(plan)
         except (psycopg.Error, SeriatimError) as error:
             return error, execution.place if execution else None
