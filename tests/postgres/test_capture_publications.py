@@ -236,3 +236,29 @@ def test_a_key_with_a_generated_column_is_none_to_a_log_that_leaves_that_out(new
         sql(dsn, "UPDATE g SET n = 3")
         wait_for(lambda: queue.changes()[-1].op == "commit", run)
     assert queue.rows()[-1].source.key == ("id",)
+
+
+def test_a_virtual_column_is_not_told_to_be_published_which_postgresql_does_not_do(new_database):
+    """With such a publication it refuses the application's updates of a table whose replica identity is full."""
+    dsn = new_database()
+    with psycopg.connect(dsn) as connection:
+        if connection.info.server_version < 180000:
+            pytest.skip("there are virtual columns from PostgreSQL 18 on")
+    sql(
+        dsn,
+        "CREATE TABLE g (id int NOT NULL CONSTRAINT told UNIQUE, n int, twice int GENERATED ALWAYS AS (n * 2) VIRTUAL)",
+        "ALTER TABLE g REPLICA IDENTITY FULL",
+        "INSERT INTO g VALUES (1, 1)",
+    )
+    queue = Queue()
+    with running(dsn, Sender(queue)) as run:
+        wait_for(lambda: run.error is not None)
+    assert isinstance(run.error, KeylessTable)
+    assert "USING INDEX" in str(run.error)
+    assert "publish_generated_columns" not in str(run.error)
+    sql(dsn, "ALTER TABLE g REPLICA IDENTITY USING INDEX told")
+    with running(dsn, Sender(queue)) as run:
+        wait_for(lambda: streaming(queue), run)
+        sql(dsn, "UPDATE g SET n = 3")
+        wait_for(lambda: queue.changes()[-1].op == "commit", run)
+    assert queue.rows()[-1].after == {"id": 1, "n": 3}

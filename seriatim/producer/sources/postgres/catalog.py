@@ -69,7 +69,8 @@ on PostgreSQL then refuses to update them, also where the identity is full."""
 _KEYLESS = f"""
 WITH RECURSIVE wanted AS (
     SELECT unnest(%(oids)s::oid[]) AS oid UNION SELECT i.inhrelid FROM pg_inherits i JOIN wanted w ON i.inhparent = w.oid)
-SELECT n.nspname, c.relname, t.is_generated
+SELECT n.nspname, c.relname, t.is_generated,
+       EXISTS (SELECT FROM pg_attribute v WHERE v.attrelid = c.oid AND v.attgenerated = 'v' AND NOT v.attisdropped)
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, LATERAL (SELECT {_IS_GENERATED} AS is_generated) t
  WHERE c.relkind = 'r' AND c.relpersistence = 'p' AND (t.is_generated OR c.relreplident <> 'f' AND {_IDENTITY} IS NULL)
    AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
@@ -273,9 +274,9 @@ def check_keys(connection: Connection, tables: Sequence[str]) -> None:
     """
     oids = [named.oid for named in resolve_all(connection, tables)]
     while (row := connection.execute(_KEYLESS, {"oids": oids, "is_all": not tables}).fetchone()) is not None:
-        schema, table, is_generated = row
+        schema, table, is_generated, has_virtual = row
         if is_generated:
-            raise generated(schema, table)
+            raise generated(schema, table, may_be_published=not has_virtual)
         if is_keyless_now(connection, schema, table):
             raise keyless(schema, table)
 

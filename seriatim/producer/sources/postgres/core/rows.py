@@ -178,12 +178,16 @@ def keyless(schema: str, table: str) -> KeylessTable:
     )
 
 
-def generated(schema: str, table: str) -> KeylessTable:
-    """The error for a table with a generated column in its replica identity that isn't published."""
+def generated(schema: str, table: str, *, may_be_published: bool) -> KeylessTable:
+    """The error for a table with a generated column in its replica identity that isn't published, and can't be where it is virtual."""
+    published = (
+        "; or FULL, before PostgreSQL 18; or from then on make the publication before, WITH (publish_generated_columns = stored)"
+        if may_be_published
+        else ": PostgreSQL publishes no virtual column"
+    )
     return KeylessTable(
         f"the replica identity of table {schema}.{table} has a generated column, which isn't published, so its updates and deletes can't be told "
-        f"apart; have a unique index of other columns: ALTER TABLE {quote_name(schema)}.{quote_name(table)} REPLICA IDENTITY USING INDEX NAME; "
-        "or FULL, before PostgreSQL 18; or from then on make the publication before, WITH (publish_generated_columns = stored)",
+        f"apart; have a unique index of other columns: ALTER TABLE {quote_name(schema)}.{quote_name(table)} REPLICA IDENTITY USING INDEX NAME{published}",
         schema=schema,
         table=table,
     )
