@@ -923,6 +923,8 @@ def test_a_table_that_a_crash_would_empty_is_refused(target, dsn, made, unlogged
         ("money", "numeric", ["1.001", "1.004"]),
         ("double precision", "bigint", [2**53, 2**53 + 1]),
         ("real", "double precision", ["1", "1.00000001"]),
+        ("varchar(3)", "varchar(9)", ["abc", "abc  "]),
+        ("varchar(3)[]", "text[]", ['{"abc  "}', "{abc}"]),
     ],
 )
 def test_keys_that_the_target_would_round_are_refused_until_it_holds_them(target, dsn, kind, wide, keys) -> None:

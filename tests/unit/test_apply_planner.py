@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from seriatim.consumer.spark.apply import plan as orders
+from seriatim.consumer.spark.apply.digits import rounding_columns
 from seriatim.consumer.spark.apply.errors import (
     BrokenStream,
     GeneratedKey,
@@ -188,7 +189,6 @@ def steps_of(changes, type_name) -> list[int]:
         ("numeric", "5.0", "5.00"),
         ("numeric(9,3)", "5.00", "5.000"),
         ("character(5)", "5  ", "5    "),
-        ("character varying(3)", "5   ", "5"),
         ("timestamp without time zone", "2026-11-26", "2026-11-26 00:00:00"),
         ("inet", "10.0.0.1/32", "10.0.0.1"),
     ],
@@ -352,13 +352,17 @@ DIGITS = [
     ("real[]", ["{0.1,NULL}"], ["{0.1,0.123456789}"]),
     ("timestamp(0) without time zone[]", ['{"2024-01-01 10:00:00",NULL}'], ['{"2024-01-01 10:00:00","2024-01-01 10:00:00.1"}']),
     ("text", ["1.23456"], []),
+    ("character varying(3)", ["", "ab ", "abc", "abcd", "a   b", "é \n", 'a "b', "   ", 1234], ["abc ", "ab  ", "    ", "\n     "]),
+    ("character varying(3)[]", ["{abc,NULL}", '{"ab ","a,"}', r'{"\\\" "}', "{abcd}"], ['{a,"abc  "}', r'{"\"    "}']),
+    ("character(3)", ["a    "], []),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("type_name", "held", "rounded"), DIGITS)
 def test_a_value_that_the_target_would_round_is_refused(type_name, held, rounded) -> None:
     """Two keys would become one, without a word; a column that got more digits at the source has to get them at the target."""
-    shape = replace(SHAPES[KEYED], columns={**SHAPES[KEYED].columns, "note": type_name})
+    columns, unique = {**SHAPES[KEYED].columns, "note": type_name}, (frozenset({"id"}), frozenset({"note"}))
+    shape = replace(SHAPES[KEYED], columns=columns, unique=unique)
     for value in [None, *held]:
         rows = [row(0, "begin"), row(1, "c", after={"id": 1, "note": value}), commit(2, 1)]
         assert plan(rows, 0, {KEYED: shape}).changes == 1, value
@@ -371,6 +375,13 @@ def test_a_value_that_the_target_would_round_is_refused(type_name, held, rounded
         assert (refused.value.details["type"], refused.value.details["offset"]) == (type_name, 2)
         # What the target makes itself is never written.
         assert plan(rows, 0, {KEYED: replace(shape, generated=frozenset({"note"}))}).changes == 2
+
+
+def test_a_text_that_is_of_no_key_is_not_looked_at() -> None:
+    shape = replace(SHAPES[KEYED], columns={**SHAPES[KEYED].columns, "note": "character varying(3)"})
+    assert rounding_columns(shape) == []
+    (found,) = rounding_columns(replace(shape, unique=(None, frozenset({"id", "note"}))))
+    assert found.column == "note"
 
 
 def test_what_is_beneath_a_domain_says_what_it_holds() -> None:
