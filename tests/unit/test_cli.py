@@ -693,17 +693,35 @@ with interruptible():
     assert (ended.returncode, ended.stdout) == (0, "goes on\n" if nohup else "undone\n")
 
 
+def test_a_signal_that_comes_just_as_it_is_waited_for_waits_for_no_other(monkeypatch):
+    """`up` and `zookeeper`, told to end as soon as they had said that they serve, went on once in some thousand times."""
+    monkeypatch.setattr(foreground, "_LOOK_S", 0.01)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        for number in range(3000):
+            began_s = time.monotonic()
+            with suppress(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_REAL, 1e-6 * (1 + number % 20), 40)
+                foreground.wait_for_signal()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            assert time.monotonic() - began_s < 30
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_a_second_signal_kills_a_replay_that_does_not_stop():
     script = """
-import signal
+import signal, time
 from seriatim.cli import main
 from seriatim.consumer.spark.replay import Replay
 def run(self):
     print("runs", flush=True)
     while True:
-        signal.pause()
+        time.sleep(0.01)  # a signal just before signal.pause() would wait for the next one
 Replay.run = run
 Replay.stop = lambda self: print("told", flush=True)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # else, under nohup, it is for nobody
 main.run(["replay", "--queue", "q", "--target", "dbname=x", "--coordinator", "127.0.0.1:1"])
 """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -924,7 +942,7 @@ def test_what_is_shown_of_a_sender_is_how_it_stands_when_it_is_drawn():
     assert shown.__rich__().plain == "1,000 sent, 1,000 acknowledged"
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(60)
 def test_a_named_pipe_that_nobody_writes_to_yet_keeps_no_signal_waiting(tmp_path):
     """The sender hung in its `open`, and one SIGTERM or Ctrl-C didn't end it."""
     os.mkfifo(tmp_path / "lines")
