@@ -223,14 +223,15 @@ def test_what_is_lost_with_both_members_is_waited_for_until_an_operator_gives_it
         for name in ("g1-a", "g1-b"):
             cluster.kill(name)
         produce(ready, tmp_path / "log", 100, 200)  # sending goes on
-        wait_until(lambda: [link["state"] for link in view()["links"]] == ["lost", "open"])
+        wait_until(lambda: view()["links"][0]["state"] == "lost")
         told = view()
         assert any("lost on g1" in wait["reason"] for wait in told["waits"])
         assert told["links"][1]["base"] is None
 
         command = (*SERIATIM, "consume", "--queue", "orders", "--max", "100", "--json")
         command += ("--coordinator", cluster.coordinators)
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as reading:
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with subprocess.Popen(command, text=True, env=ENVIRONMENT, **pipes) as reading:
             try:
                 assert any("g1" in line for line in reading.stderr)  # it says what it waits for
                 seriatim(ready, "queue", "abandon-link", "orders", "--epoch", "1", "--confirm", "orders")
@@ -242,7 +243,7 @@ def test_what_is_lost_with_both_members_is_waited_for_until_an_operator_gives_it
         assert [record["offset"] for record in records] == list(range(2**40, 2**40 + 100))
         told = view()
         assert [one["epoch"] for one in told["abandoned"]] == [1]
-        assert told["subscriptions"][0]["consume_list"] == [2]
+        assert 1 not in told["subscriptions"][0]["consume_list"]
         assert "ABANDONED epoch 1" in seriatim(ready, "status", "orders")
 
 

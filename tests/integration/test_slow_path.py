@@ -31,6 +31,8 @@ BATCH_BYTES = 512 * 1024
 RECORDS, RECORD_BYTES = 100, 10_000
 _BUFFER_BYTES = 256 * 1024
 _LATE_S = 0.1
+SESSION_S = 20
+"""Longer than a busy machine stands still: whoever has a session keeps it."""
 _SILENCE = re.compile(r"it said nothing for ([0-9.]+) s")
 
 
@@ -92,7 +94,8 @@ class SlowPath:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevelopmentCluster]:
     directory: Path = tmp_path_factory.mktemp("cluster")
-    with sound_cluster(ClusterSettings(directory, groups=2, start_timeout_s=90)) as started:
+    environment = {"SERIATIM_SESSION_TIMEOUT_MS": str(SESSION_S * 1000)}
+    with sound_cluster(ClusterSettings(directory, groups=2, environment=environment, start_timeout_s=90)) as started:
         yield started
 
 
@@ -116,7 +119,7 @@ def slow_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 def create(cluster: DevelopmentCluster, queue: str) -> None:
     async def call() -> None:
         coordinators = Coordinators(cluster.coordinators)
-        await coordinators.call("CreateQueue", CreateQueueRequest(queue=queue), 30)
+        await coordinators.call("CreateQueue", CreateQueueRequest(queue=queue), 60)
         await coordinators.close()
 
     asyncio.run(call())
@@ -124,8 +127,8 @@ def create(cluster: DevelopmentCluster, queue: str) -> None:
 
 def send(cluster: DevelopmentCluster, queue: str, within_s: float) -> list[int | None]:
     """Offsets; None for what a link held already when it was sealed, unanswered."""
-    with Producer(cluster.coordinators, queue, "p", batch_bytes=BATCH_BYTES) as producer:
-        producer.wait_until_elected(30)
+    with Producer(cluster.coordinators, queue, "p", batch_bytes=BATCH_BYTES, session_timeout_s=SESSION_S) as producer:
+        producer.wait_until_elected(60)
         handles = [producer.send(number.to_bytes(4) * (RECORD_BYTES // 4)) for number in range(RECORDS)]
         try:
             producer.flush(within_s)
@@ -137,7 +140,7 @@ def send(cluster: DevelopmentCluster, queue: str, within_s: float) -> list[int |
 def read(cluster: DevelopmentCluster, queue: str, within_s: float) -> list[int]:
     found: list[int] = []
     deadline_s = time.monotonic() + within_s
-    with Consumer(cluster.coordinators, queue, "s", start="earliest") as consumer:
+    with Consumer(cluster.coordinators, queue, "s", start="earliest", session_timeout_s=SESSION_S) as consumer:
         while len(found) < RECORDS and time.monotonic() < deadline_s:
             found += [int.from_bytes(record.value[:4]) for record in consumer.poll(RECORDS, 1)]
     return found

@@ -14,7 +14,10 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorStub
 
-SESSION_TIMEOUT_MS = 2000
+SESSION_MS = 20_000
+"""Longer than a machine stands still."""
+CUT_OFF_MS = 2000
+"""The same, of a coordinator that is to lose its session."""
 
 
 class Proxy:
@@ -58,8 +61,8 @@ async def _watched_through_a_cut(zookeeper: str) -> None:
     host, port = hosts.split(":")
     proxy = Proxy(host, int(port))
     behind = f"127.0.0.1:{await proxy.start()}/{chroot}"
-    one = CoordinatorProcess(CoordinatorSettings(behind, "c", name="one", session_timeout_ms=SESSION_TIMEOUT_MS))
-    other = CoordinatorProcess(CoordinatorSettings(zookeeper, "c", name="other", session_timeout_ms=SESSION_TIMEOUT_MS))
+    one = CoordinatorProcess(CoordinatorSettings(behind, "c", name="one", session_timeout_ms=CUT_OFF_MS))
+    other = CoordinatorProcess(CoordinatorSettings(zookeeper, "c", name="other", session_timeout_ms=SESSION_MS))
     versions: asyncio.Queue[int] = asyncio.Queue()
 
     async def watch() -> None:
@@ -96,7 +99,7 @@ def test_a_watch_beats_where_that_is_asked_for_and_tells_changes_all_the_same(
 
 
 async def _watched_with_and_without_beats(zookeeper: str) -> None:
-    process = CoordinatorProcess(CoordinatorSettings(zookeeper, "c", name="one", session_timeout_ms=SESSION_TIMEOUT_MS))
+    process = CoordinatorProcess(CoordinatorSettings(zookeeper, "c", name="one", session_timeout_ms=SESSION_MS))
     async with contextlib.AsyncExitStack() as stack:
         await process.start()
         stack.push_async_callback(process.stop)

@@ -220,7 +220,7 @@ def read(cluster: DevelopmentCluster, name: str) -> tuple[Queue, set[int]]:
     queue = Queue()
     epochs = set()
     deadline_s = time.monotonic() + 120
-    with Consumer(cluster.coordinators, name, auto_commit_ms=50) as consumer:
+    with Consumer(cluster.coordinators, name, auto_commit_ms=50, session_timeout_s=2 * SESSION_S) as consumer:
         while not any(b'"after":{"id":-1,' in value for *_, value in queue.records):
             assert time.monotonic() < deadline_s, "the row with id -1 never came"
             for record in consumer.poll(1000, 5.0):
