@@ -144,7 +144,7 @@ def test_coordinators_may_be_away_for_longer_than_at_the_start(cluster: SmallClu
 
 
 def test_why_it_ends_is_said_where_nobody_can_tell_what_was_stored(cluster: SmallCluster) -> None:
-    cluster.silent_epochs = {1}
+    cluster.silent_epochs = set(range(1, 1000))  # whatever it goes on with meanwhile
     with start(cluster, given=subprocess.PIPE) as process:
         stored(cluster, process, "1\n")
         cluster.token += 1
@@ -160,7 +160,7 @@ def test_records_that_were_not_acknowledged_are_no_success_where_nobody_reads_th
     cluster: SmallCluster,
 ) -> None:
     """Python writes at once where PYTHONUNBUFFERED is set, as in containers."""
-    cluster.silent_epochs = {1}
+    cluster.silent_epochs = set(range(1, 1000))  # whatever it goes on with meanwhile
     reading, writing = os.pipe()
     os.close(reading)
     command, unbuffered = (
@@ -226,7 +226,7 @@ def test_a_log_on_a_full_disk_ends_the_command_with_what_was_acknowledged(cluste
 
 
 def test_a_log_on_a_full_disk_and_a_deposal_end_the_command(cluster: SmallCluster) -> None:
-    cluster.silent_epochs = {1}
+    cluster.silent_epochs = set(range(1, 1000))  # whatever it goes on with meanwhile
     arguments = ("--ack-log", "/dev/full", "--name", "n", "--with-seq")
     with start(cluster, *arguments, given=subprocess.PIPE) as process:
         stored(cluster, process, "1\tv\n")
@@ -237,7 +237,7 @@ def test_a_log_on_a_full_disk_and_a_deposal_end_the_command(cluster: SmallCluste
 
 
 def test_a_deposal_that_was_lived_through_is_no_failure(cluster: SmallCluster) -> None:
-    cluster.silent_epochs = {1}
+    cluster.silent_epochs = set(range(1, 1000))  # whatever it goes on with meanwhile
     with start(cluster, "--name", "n", "--with-seq", "--json", given=subprocess.PIPE) as process:
         stored(cluster, process, "1\tv\n")
         cluster.silent_epochs = set()
