@@ -142,8 +142,9 @@ def test_a_call_that_is_too_late_is_ended_at_both_ends(takes: str) -> None:
     async def scenario() -> None:
         async with serving(takes) as served:
             assert (await served.describe(9)).next_index == 9
-            with pytest.raises(DeadlineOver, match="g1-a"):
-                await served.describe(12, timeout_s=0.2)
+            while served.servicer.asked == 1:  # one may be over before it came there
+                with pytest.raises(DeadlineOver, match="g1-a"):
+                    await served.describe(12, timeout_s=0.2)
             await served.servicer.cancelled.wait()
             assert (await served.describe(9)).next_index == 9
 
@@ -197,7 +198,7 @@ def test_a_member_that_is_gone_ends_all_calls_at_once() -> None:
             for call in calls:
                 with pytest.raises(Unreachable, match="nobody answers at g1-a"):
                     await call
-            with pytest.raises(DeadlineOver):  # nor by gRPC
+            with pytest.raises((DeadlineOver, Unreachable)):  # nor by gRPC
                 await served.describe(9, timeout_s=0.3)
 
     run(scenario())
@@ -322,7 +323,9 @@ def test_two_calls_of_one_number_end_the_stream() -> None:
     run(scenario())
 
 
-def test_who_takes_no_answers_is_given_no_more() -> None:
+def test_who_takes_no_answers_is_given_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "SILENCE_S", int(WAIT_S))  # else it is over where a machine stands still
+
     async def scenario() -> None:
         async with serving("direct") as served:
             stream = await direct_calls.opened(served.address)

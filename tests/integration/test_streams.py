@@ -235,7 +235,10 @@ def test_a_caller_that_gives_up_ends_the_server_s_task(over: Any) -> None:
     run(scenario())
 
 
-def test_a_writer_waits_for_a_reader_that_takes_nothing(over: Any) -> None:
+def test_a_writer_waits_for_a_reader_that_takes_nothing(over: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Else it is over where a machine stands still with its buffers full.
+    options = [option for option in vars(rpc)["_CHANNEL_OPTIONS"] if "keepalive" not in option[0]]
+    monkeypatch.setattr(rpc, "_CHANNEL_OPTIONS", options)
     taken = asyncio.Event()
 
     async def take_late(call: Any) -> None:
@@ -675,7 +678,8 @@ def test_who_finds_no_room_is_told_so_unless_there_are_many(monkeypatch: pytest.
     run(scenario())
 
 
-def test_what_was_said_before_the_end_arrives_however_long_it_takes() -> None:
+def test_what_was_said_before_the_end_arrives_however_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "SILENCE_S", 60)  # else it is over where a machine stands still
     said = pb.AppendReply(refusal="x" * 3_000_000)
 
     async def say_much(call: Any) -> None:
