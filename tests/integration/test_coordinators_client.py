@@ -501,8 +501,11 @@ def test_a_watch_passes_over_another_cluster_s_coordinator(has_one):
     asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
 
 
-async def versions_seen(first, other, *, changed_after_s=DEADLINE_S, between=()):
-    """What a watch that begins at `first` tells, until it tells version 2, which `other` has so long after its first word at the latest."""
+async def versions_seen(first, other, *, changed_after_s=DEADLINE_S, between=(), then=lambda: None):
+    """What a watch that begins at `first` tells, until it tells version 2, which `other` has so long after its first word at the latest.
+
+    `then` is called behind each.
+    """
     servers, (one, two) = zip(*[await start(servicer) for servicer in (first, other)], strict=True)
     seen = []
     async with Coordinators([one, *between, two]) as coordinators:
@@ -511,6 +514,7 @@ async def versions_seen(first, other, *, changed_after_s=DEADLINE_S, between=())
             if seen[-1] == 2:
                 break
             asyncio.get_running_loop().call_later(changed_after_s, setattr, other, "version", 2)
+            then()
     for server in servers:
         await server.stop(None)
     return seen
@@ -526,12 +530,16 @@ def test_a_watch_that_is_silent_is_left_for_a_coordinator_that_tells_more(monkey
                 yield pb.QueueView(queue=request.queue, chain_version=self.version)
             await self._silence()
 
-    monkeypatch.setattr(coordinators_module, "QUIET_S", 0.3)
+    def soon_quiet():
+        """Not before its first word, which may take a while."""
+        monkeypatch.setattr(coordinators_module, "QUIET_S", 0.3)
+
+    monkeypatch.setattr(coordinators_module, "QUIET_S", DEADLINE_S if tells_first else 0.3)
 
     async def scenario():
         stuck, other = Stuck(1), Coordinator(1 if tells_first else 2)
         gone = f"127.0.0.1:{free_port()}"
-        seen = await versions_seen(stuck, other, changed_after_s=0.5, between=[gone])
+        seen = await versions_seen(stuck, other, changed_after_s=0.5, between=[gone], then=soon_quiet)
         assert seen == ([1, 2] if tells_first else [2])
 
     asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))

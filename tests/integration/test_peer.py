@@ -35,17 +35,12 @@ class Ending(BrokerServicer):
 
     def __init__(self, *, with_error: bool) -> None:
         self._with_error = with_error
-        self._begun = 0
-        self.third = asyncio.Event()
 
     @answers_errors
     async def Connect(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override] # noqa: N802 - gRPC's name
         await self.converse(context)
 
     async def converse(self, context: Any) -> None:
-        self._begun += 1
-        if self._begun == 3:
-            self.third.set()
         await read(context)
         await context.write(pb.ConnectReply())
         await asyncio.sleep(0.1)  # the other has heard it, and has nothing to say for a while
@@ -76,15 +71,14 @@ async def serving(other: Ending, takes: str = "grpc") -> AsyncIterator[Registere
 def test_a_peer_whose_stream_ended_between_two_beats_is_connected_again(with_error: bool, takes: str) -> None:
     async def scenario() -> None:
         other, peer = Ending(with_error=with_error), Peer("test", ME)
-        seen: list[Incarnation | None] = []
-        peer.changed = lambda: seen.append(peer.connected)
+        seen: asyncio.Queue[Incarnation | None] = asyncio.Queue()
+        peer.changed = lambda: seen.put_nowait(peer.connected)
         async with serving(other, takes) as registered:
             peer.register(registered)
             try:
-                await other.third.wait()
+                assert [await seen.get() for _ in range(4)] == [OTHER, None, OTHER, None]
             finally:
                 await peer.close()
-        assert seen[:4] == [OTHER, None, OTHER, None]
 
     asyncio.run(scenario())
 
