@@ -44,7 +44,9 @@ def run(cluster: FakeCluster, *arguments: str) -> subprocess.CompletedProcess[st
 
 
 def start(cluster: FakeCluster, *arguments: str) -> subprocess.Popen[str]:
-    command = [*COMMAND, "consume", "--queue", "q", *arguments, "--coordinator", cluster.coordinator]
+    """The command, which hears of a terminal that is closed also where these tests run under nohup."""
+    command = ["env", "--default-signal=HUP", *COMMAND, "consume", "--queue", "q", *arguments]
+    command += ["--coordinator", cluster.coordinator]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
 
 
