@@ -126,7 +126,7 @@ class DevelopmentCluster:
         """SIGKILL; answers the process id it had. It comes back only if the settings say so."""
         return self.supervisor.kill(name)
 
-    def restart(self, name: str, *, timeout_s: float = 30.0) -> int:
+    def restart(self, name: str, *, timeout_s: float = 60.0) -> int:
         """Start a process again (ending it first if it runs) and wait until it serves; answers its new process id."""
         self.supervisor.stop(name)
         if name == "zookeeper":

@@ -207,7 +207,7 @@ class Supervisor:
                 raise StartFailed(f"{name} didn't {what} within {timeout_s:g} s. {self.log_end(name)}")
             time.sleep(_POLL_S)
 
-    def wait_for_line(self, name: str, prefix: str = "ready", *, timeout_s: float = 30.0) -> str:
+    def wait_for_line(self, name: str, prefix: str = "ready", *, timeout_s: float = 60.0) -> str:
         """Wait for a line of this run's output that starts with `prefix`; answers it. Raises as `wait_until`."""
         found: list[str] = []
 

@@ -74,7 +74,7 @@ def start_zookeeper(
     is_restarted: bool = False,
     archive_options: tuple[str, ...] | None = None,
     stop_timeout_s: float = _STOP_S,
-    timeout_s: float = 30.0,
+    timeout_s: float = 60.0,
 ) -> None:
     """Start ZooKeeper, whose folder in the supervisor's is made if missing and kept between starts, and wait until it answers.
 
@@ -197,7 +197,7 @@ class EmbeddedZooKeeper:
             raise StartFailed("ZooKeeper hasn't been started")
         return f"{self._host}:{self._port}"
 
-    def start(self, *, timeout_s: float = 30.0) -> None:
+    def start(self, *, timeout_s: float = 60.0) -> None:
         """Start it and wait until it answers. Raises as `start_zookeeper`, and `DirectoryInUse`."""
         supervisor = Supervisor(self._directory)
         try:
