@@ -747,7 +747,7 @@ def test_registrations_that_are_not_understood_end_no_broker(
         membership = Membership(broker, cast("ZooKeeperSession", session), "")
         assert await Coordinators(cast("ZooKeeperSession", session), Paths("c"))._addresses() == ["c2:1"]
         watching = asyncio.ensure_future(membership.watch_peer())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while "registration can't be read" not in caplog.text:  # noqa: ASYNC110 - nothing tells of it
                 await asyncio.sleep(0)
         assert session.watch is not None  # it is read again when it changes

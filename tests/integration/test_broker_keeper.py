@@ -115,7 +115,7 @@ def test_members_that_pass_commits_on_to_each_other_don_t_wait_for_each_other(
                 await member.tell(4)
             if is_bringing_up:
                 await a.commit(3, 10, is_relayed=True)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await asyncio.gather(a.bring_up_peer() if is_bringing_up else a.commit(3, 10), b.commit(4, 20))
             assert a.cursors() == b.cursors() == {3: 10, 4: 20}
             assert (a.notes, b.notes) == ([7] if is_bringing_up else [], [])

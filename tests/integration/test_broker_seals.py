@@ -61,7 +61,7 @@ def test_a_seal_that_somebody_asked_for_is_waited_for_until_it_is_on_disk(
             await asyncio.wait((under_way,), timeout=0.2)
             assert not under_way.done()
             put_link(*on_their_way[0])
-            await asyncio.wait_for(under_way, 30)
+            await asyncio.wait_for(under_way, 60)
             assert runner.state.phase is SealPhase.SEALED
             assert await asked is None
             assert len(on_their_way) == 1

@@ -571,7 +571,7 @@ def test_a_callback_that_fails_is_logged_and_keeps_nothing_from_its_way(
     assert caplog.text.count(f"{type(failure).__name__}: the application's own") == 2
     # Its session has ended with it: nobody has to wait for that.
     with Subscriber(cluster.coordinator, "q", session_timeout_s=20) as second:
-        assert second.wait_elected(30).token == 2
+        assert second.wait_elected(50).token == 2
 
 
 def is_done(work: Callable[[], object]) -> bool:

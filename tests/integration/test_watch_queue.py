@@ -81,7 +81,7 @@ async def _watched_through_a_cut(zookeeper: str) -> None:
             await healthy.call("CreateQueue", pb.CreateQueueRequest(queue="q"))
             watching = asyncio.create_task(watch())
             stack.callback(watching.cancel)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 await versions.get()
                 proxy.is_cut = True
                 await healthy.call("CreateSubscription", pb.CreateSubscriptionRequest(queue="q", subscription="s"))
@@ -109,7 +109,7 @@ async def _watched_with_and_without_beats(zookeeper: str) -> None:
         stub = rpc.checked(CoordinatorStub)(channel)
         await stub.CreateQueue(pb.CreateQueueRequest(queue="q"))
         beating, silent = (stub.WatchQueue(pb.QueueRequest(queue="q", wants_beats=wants)) for wants in (True, False))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             assert await beating.read() == await silent.read()
             for _ in range(3):
                 assert await beating.read() == pb.QueueView(is_beat=True)

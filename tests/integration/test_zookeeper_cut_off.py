@@ -188,7 +188,7 @@ def test_a_server_that_gives_no_session_is_told_as_that_and_not_as_silence(zooke
             path.is_full = True
             await path.lay()
             told = ""
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while "gives no session: it may have no majority, too many connections" not in told:
                     await asyncio.sleep(0.1)
                     with pytest.raises(Unreachable) as raised:

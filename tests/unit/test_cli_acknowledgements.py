@@ -51,7 +51,7 @@ def test_who_is_to_stop_does_not_wait_for_records_of_a_later_term() -> None:
     went_on: list[bool] = []
     going_on = threading.Thread(target=lambda: went_on.append(run.go_on()), daemon=True)
     going_on.start()
-    going_on.join(20)
+    going_on.join(60)
     found = list(went_on)
     batch.finish()
     acknowledgements.close()
