@@ -278,7 +278,7 @@ def test_a_silent_master_is_given_up_and_its_records_sent_again(cluster: SmallCl
         producer.send(b"1").result(WAIT_S)
         cluster.silent_epochs = {1}
         lost = producer.send(b"2")
-        assert lost.result(WAIT_S).epoch == 2
+        assert lost.result(WAIT_S).epoch > 1
     assert cluster.acquired[1].failed_epoch == 1
     assert cluster.values() == [b"1", b"2"]
 
