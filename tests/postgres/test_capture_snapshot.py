@@ -39,11 +39,11 @@ def dsn(new_database: Callable[[], str]) -> str:
     return made
 
 
-def captured(dsn: str, sender: Sender) -> Queue:
-    """What is in the queue once a row that was inserted after the snapshot is."""
+def captured(dsn: str, sender: Sender, inserting: str = "") -> Queue:
+    """What is in the queue once a row that was inserted after the snapshot is. `inserting`: the DSN for that, where it's another one."""
     with running(dsn, sender) as run:
         wait_for(lambda: any(change.op == "snapshot_end" for change in sender.queue.changes()), run)
-        sql(dsn, "INSERT INTO a VALUES (7, 7)")
+        sql(inserting or dsn, "INSERT INTO a VALUES (7, 7)")
         wait_for(lambda: last_commit_of(sender.queue, 7), run)
     return sender.queue
 
@@ -159,15 +159,16 @@ class Blocked(Sender):
 def test_time_outs_of_a_database_end_no_snapshot(dsn: str, monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
     """A statement waits for a lock for a second, and a transaction for the queue, where either may take 300 ms."""
     sql(dsn, f"ALTER DATABASE {dsn.rpartition('/')[2]} SET {setting} = 300")
+    patient = f"{dsn}?options=-c%20{setting}%3D0"  # else a machine that stands still ends the test's own
 
     def lock_for_a_second() -> None:
-        holding = psycopg.connect(dsn, options=f"-c {setting}=0")
+        holding = psycopg.connect(patient)
         holding.execute("LOCK TABLE a IN ACCESS EXCLUSIVE MODE")
         threading.Timer(1, holding.close).start()
 
     slots = after_the_first_slot(monkeypatch, lock_for_a_second)
-    queue = captured(dsn, Blocked(Queue()))
-    assert replayed(queue) == table_rows(dsn, "a") | table_rows(dsn, "b")
+    queue = captured(dsn, Blocked(Queue()), patient)
+    assert replayed(queue) == table_rows(patient, "a") | table_rows(patient, "b")
     assert len(slots) == 1
 
 

@@ -222,10 +222,12 @@ def test_a_source_that_hangs_while_it_streams_is_told_and_another_connection_gon
     monkeypatch.setattr(module, "SILENCE_S", 0.4)
     with told(dsn) as capture:
         wait_for(lambda: streaming(capture.queue))
-        with hanging(*pids_of(dsn, "active_pid FROM pg_replication_slots WHERE active")):
-            wait_for(lambda: len(capture.reasons) > 1)
+        # A machine that stands still is silent, too: the next one may be connected just now.
+        hung: list[int] = []
+        wait_for(lambda: hung.extend(pids_of(dsn, "active_pid FROM pg_replication_slots WHERE active")) or hung)
+        with hanging(*hung):
+            wait_for(lambda: any("another process streams" in reason for reason in capture.reasons))
         assert "sends nothing, and hasn't answered for 0.4 s" in capture.reasons[0]
-        assert "another process streams" in capture.reasons[1]
         sql(dsn, "INSERT INTO a VALUES (1, 1)")
         wait_for(lambda: last_commit_of(capture.queue, 1))
 
@@ -234,7 +236,7 @@ def test_a_source_that_is_idle_answers_and_is_not_taken_for_one_that_hangs(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replication, "_ASK_AFTER_S", 0.05)
-    monkeypatch.setattr(module, "SILENCE_S", 2.0)
+    monkeypatch.setattr(module, "SILENCE_S", 30.0)
     put, asked = ReplicationConnection._put_status, []
 
     def put_status(self: ReplicationConnection, *, asks: bool = False) -> None:
@@ -300,7 +302,7 @@ def test_a_stop_doesn_t_wait_for_a_source_that_hangs(
             is_looking.clear()
             wait_for(is_looking.is_set)
             capture.capture.stop()
-            capture.thread.join(15)
+            capture.thread.join(40)
             is_ended = not capture.thread.is_alive()
     capture.thread.join(60)
     assert is_ended
@@ -325,7 +327,7 @@ def test_a_stop_doesn_t_wait_for_a_source_that_hangs_as_it_is_to_stream(
     again.thread.start()
     wait_for(lambda: hung)
     again.capture.stop()
-    again.thread.join(15)
+    again.thread.join(40)
     is_ended = not again.thread.is_alive()
     os.kill(hung[0], signal.SIGCONT)
     again.thread.join(60)

@@ -20,6 +20,7 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from psycopg.pq import TransactionStatus
 
 from seriatim.cli.embedded.postgres import EmbeddedPostgres
 from seriatim.consumer.spark.apply.digits import rounding_columns
@@ -1035,6 +1036,13 @@ def test_a_lock_that_lasts_longer_than_the_role_may_wait_is_waited_for(dsn) -> N
         assert target.apply(QUEUE, made, 1).position.offset == made.end
 
 
+@pytest.fixture
+def patient(monkeypatch) -> None:
+    """A server that stands still with this machine is waited for: what is told doesn't say that it doesn't answer."""
+    monkeypatch.setattr(postgres, "_ASK_S", 60)
+
+
+@pytest.mark.usefixtures("patient")
 def test_what_waits_for_a_lock_is_told_and_can_be_given_up(target, dsn) -> None:
     made = planned(target, inserts(1))
     ends: list[Exception] = []
@@ -1068,7 +1076,8 @@ def test_what_waits_for_a_server_that_hangs_is_told_and_can_be_given_up(
     """Its machine answers for its connections. A replay that was to stop took 40 s then, and Java ended with a trace."""
     monkeypatch.setattr(postgres, "CANCEL_S", 0.5)
     plan = planned(target, inserts(3))
-    stopped = [target._connected().info.backend_pid]
+    connection = target._connected()
+    stopped = [connection.info.backend_pid]
     if hangs_whole:
         stopped.insert(0, postgres_server.supervisor.pid("postgres"))
     with ThreadPoolExecutor(1) as thread:
@@ -1076,13 +1085,14 @@ def test_what_waits_for_a_server_that_hangs_is_told_and_can_be_given_up(
             os.kill(pid, signal.SIGSTOP)
         try:
             applying = thread.submit(target.apply, QUEUE, plan, 1)
+            wait_until(lambda: connection.info.transaction_status is TransactionStatus.ACTIVE)
             with pytest.raises(TimeoutError):
                 applying.result(0.5)
             if hangs_whole:
                 assert "the target doesn't answer: connection timeout" in target.hindrance()
             target.cancel()
             with pytest.raises(TargetLost):
-                applying.result(5)
+                applying.result(30)
         finally:
             for pid in stopped:
                 os.kill(pid, signal.SIGCONT)
@@ -1094,6 +1104,7 @@ def until_at(dsn: str, applying: Future, event: str) -> None:
         assert not applying.done()
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_statement_that_takes_long_is_told_where_it_waits_for_nobody(target, dsn, monkeypatch) -> None:
     made = planned(target, inserts(1))
     with psycopg.connect(dsn) as connection:
@@ -1119,6 +1130,7 @@ def test_a_statement_that_takes_long_is_told_where_it_waits_for_nobody(target, d
             applying.result(60)
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_commit_that_waits_for_a_stand_by_is_told(target, dsn, postgres_server, monkeypatch) -> None:
     """Nobody's lock is in its way: it waited without a word."""
     monkeypatch.setattr(postgres, "_LONG_S", 0.0)
@@ -1143,7 +1155,7 @@ def test_a_commit_that_waits_for_a_stand_by_is_told(target, dsn, postgres_server
 
 
 @pytest.fixture
-def promoted(tmp_path) -> Iterator[str]:
+def promoted(tmp_path, patient) -> Iterator[str]:
     """The DSN of another server with the same tables, and a position at 0: a stand-by that was promoted."""
     with EmbeddedPostgres(tmp_path / "promoted", settings={"fsync": "off", "full_page_writes": "off"}) as server:
         with psycopg.connect(server.dsn()) as connection:
@@ -1192,7 +1204,7 @@ def test_who_waits_for_a_server_of_before_is_not_left_waiting_for_whoever_has_it
             os.dup2(ours.fileno(), descriptor)
         try:
             with pytest.raises(TargetLost):
-                applying.result(20)
+                applying.result(60)
         finally:
             theirs.send(b"something")
             if is_free:
@@ -1288,6 +1300,7 @@ def test_a_pool_in_session_mode_is_as_good_as_none(dsn, size) -> None:
         assert target.apply(QUEUE, planned(target, inserts(2)), 1).changes == 2
 
 
+@pytest.mark.usefixtures("patient")
 def test_behind_a_pool_in_session_mode_the_session_is_asked_for_that_the_target_has(dsn) -> None:
     """A pool names a process of its own making, of which the server knows nothing, or something else."""
     with Pool(dsn, is_session_mode=True) as pool, PostgresTarget(pool.dsn, "job") as target:

@@ -510,7 +510,7 @@ def test_sigterm_ends_the_query_under_way_too(pair) -> None:
     with psycopg.connect(pair[1]) as holding, psycopg.connect(pair[1], autocommit=True) as looking:
 
         def wait_until(number: int) -> None:
-            deadline_s = time.monotonic() + 30
+            deadline_s = time.monotonic() + 60
             while looking.execute(waiting).fetchone() != (number,):
                 assert time.monotonic() < deadline_s
                 time.sleep(0.05)
