@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from threading import Event, Thread
 from types import SimpleNamespace
 
@@ -446,32 +445,3 @@ def test_a_slot_that_this_queues_own_capture_made_before_its_first_record_is_tak
         wait_for(lambda: first.is_over, run)
     with running(dsn, Named(queue)) as run:
         wait_for(lambda: streaming(queue), run)
-
-
-class Unacknowledged(Sender):
-    """Once `is_stuck`, the queue takes what is sent and acknowledges nothing."""
-
-    is_stuck = False
-
-    def acknowledged(self, source: str) -> int:
-        return 0 if self.is_stuck else super().acknowledged(source)
-
-
-def test_neither_commits_nor_a_shutdown_of_the_database_wait_for_a_queue_that_takes_nothing(tmp_path: Path) -> None:
-    """To a server whose `synchronous_standby_names` is `*` whoever says last what it has confirmed is a stand-by."""
-    settings = {"fsync": "off", "synchronous_standby_names": "*", "synchronous_commit": "local"}
-    with EmbeddedPostgres(tmp_path / "server", settings=settings) as server:
-        dsn, queue = server.dsn(), Queue()
-        sql(dsn, "CREATE TABLE a (id int PRIMARY KEY)")
-        sender = Unacknowledged(queue)
-        with running(dsn, sender, heartbeat_s=0.1) as run:
-            wait_for(lambda: streaming(queue), run)
-            position = one(dsn, "SELECT pg_current_wal_flush_lsn()")
-            is_confirmed = f"SELECT confirmed_flush_lsn >= '{position}' FROM pg_replication_slots"
-            wait_for(lambda: one(dsn, is_confirmed), run)
-            wait_for(lambda: one(dsn, "SELECT sync_state FROM pg_stat_replication") == "async", run)
-            sender.is_stuck = True
-            sql(dsn, "INSERT INTO a VALUES (1)")
-            wait_for(lambda: last_commit_of(queue, 1), run)
-            server.supervisor.kill("postgres", signal.SIGINT)  # a fast shutdown
-            wait_for(lambda: server.supervisor.pid("postgres") is None, run)

@@ -57,8 +57,6 @@ _DATA_HEAD = struct.Struct(">xQQq")
 _KEEPALIVE_BODY = struct.Struct(">xQqB")
 _STATUS = struct.Struct(">cQQQqB")
 _BATCH_MESSAGES: Final = 2000
-_NOTHING: Final = 0
-"""A position that says nothing (`InvalidXLogRecPtr`)."""
 STATUS_INTERVAL_S: Final = 2.0
 """A status goes out at least this often."""
 _SENDER_TIMEOUT: Final = "20s"
@@ -145,7 +143,6 @@ class ReplicationConnection:
         self._lock = threading.Lock()
         self._received_lsn = 0
         self._confirmed_lsn = 0
-        self._told_lsn = 0  # what was told of it
         self._status_sent_s = 0.0
         self._heard_s = 0.0
         self._asked_s: float | None = None  # since when an answer is waited for
@@ -188,7 +185,7 @@ class ReplicationConnection:
         result = self._connection.exec_(command.encode())  # other than `get_result`, it lets other threads run
         if result.status != pq.ExecStatus.COPY_BOTH:
             raise self._failure(result)
-        self._received_lsn = self._confirmed_lsn = self._told_lsn = confirmed_lsn
+        self._received_lsn = self._confirmed_lsn = confirmed_lsn
         self._heard_s = time.monotonic()
         self._repeater = threading.Thread(target=self._repeat_status, name="capture-status", daemon=True)
         self._repeater.start()
@@ -291,24 +288,13 @@ class ReplicationConnection:
             raise SourceSilent(f"the source database sends nothing, and hasn't answered for {silence_s:g} s")
 
     def _put_status(self, *, asks: bool = False) -> None:
-        """What is confirmed is told once, which is enough for the slot, and behind it that nothing is said of that.
-
-        By its last word a server takes who confirms for a stand-by, where `synchronous_standby_names` is ``*``, and has each commit wait for
-        it; and it doesn't shut down before all is confirmed: both as long as the queue takes nothing, or a snapshot is read.
-        """
         if self._failed is not None:
             return  # nobody takes it any more; the receiving thread raises what happened
-        if self._told_lsn < self._confirmed_lsn:
-            self._told_lsn = self._confirmed_lsn
-            self._put(self._confirmed_lsn, asks=False)
-        self._put(_NOTHING, asks=asks)
+        now_us = (time.time_ns() // 1_000_000 - POSTGRES_EPOCH_MS) * 1000
+        status = _STATUS.pack(b"r", self._received_lsn, self._confirmed_lsn, self._confirmed_lsn, now_us, asks)
+        self._connection.put_copy_data(status)
         self._connection.flush()
         self._status_sent_s = time.monotonic()
-
-    def _put(self, confirmed_lsn: int, *, asks: bool) -> None:
-        now_us = (time.time_ns() // 1_000_000 - POSTGRES_EPOCH_MS) * 1000
-        status = _STATUS.pack(b"r", self._received_lsn, confirmed_lsn, confirmed_lsn, now_us, asks)
-        self._connection.put_copy_data(status)
 
     def _repeat_status(self) -> None:
         """Keep the server from giving up on us while the sender blocks for back-pressure."""
