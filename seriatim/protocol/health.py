@@ -111,6 +111,10 @@ class HealthServer:
         try:
             loop.run_until_complete(self._serve(listening))
             loop.run_until_complete(loop.shutdown_asyncgens())
+        except BaseException as error:
+            if listening.done():
+                raise
+            listening.set_exception(error)  # who waits for the port raises it
         finally:
             rpc.forget(loop)
             loop.close()
@@ -122,10 +126,7 @@ class HealthServer:
             port = server.add_insecure_port(self._address)
             await server.start()
         except RuntimeError as error:
-            refused = InvalidArgument(f"can't listen on {self._address} for health checks")
-            refused.__cause__ = error
-            listening.set_exception(refused)
-            return
+            raise InvalidArgument(f"can't listen on {self._address} for health checks") from error
         listening.set_result(port)
         await self._is_over.wait()
         await server.stop(None)
