@@ -695,14 +695,14 @@ with interruptible():
 
 def test_a_signal_that_comes_just_as_it_is_waited_for_waits_for_no_other(monkeypatch):
     """`up` and `zookeeper`, told to end as soon as they had said that they serve, went on once in some thousand times."""
-    monkeypatch.setattr(foreground, "_LOOK_S", 0.01)
+    monkeypatch.setattr(foreground, "_LOOK_EVERY_S", 0.01)
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         for number in range(3000):
             began_s = time.monotonic()
             with suppress(KeyboardInterrupt):
                 signal.setitimer(signal.ITIMER_REAL, 1e-6 * (1 + number % 20), 40)
-                foreground.wait_for_signal()
+                foreground.wait_for_signal(list, print)
             signal.setitimer(signal.ITIMER_REAL, 0)
             assert time.monotonic() - began_s < 30
     finally:
