@@ -327,8 +327,9 @@ class ReaderSession:
                 pause_s = float(str(error.details["retry_after_s"]))
                 self.waits = error.message
             except NotElected as error:
-                # The coordinator's ZooKeeper server may lag behind ours. If it doesn't, ours will tell.
+                # Ours may lag behind, and will tell; or it is another ensemble's.
                 self.waits = error.message
+                self._election.contradicted()
             except Fenced as error:
                 self._end_term(error.message)
                 self._token = Token(0)

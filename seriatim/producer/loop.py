@@ -438,6 +438,8 @@ class SendingLoop:
             reply: AcquireSendReply = await self._coordinators.call("AcquireSend", request, ACQUIRE_TIMEOUT_S)
         except SeriatimError as error:
             self._buffer.note(error)
+            if isinstance(error, NotElected) and self._election is not None:
+                self._election.contradicted()
             self._handle(events.AcquireFailed(effect.request, error))
             return
         token = Token(reply.token)

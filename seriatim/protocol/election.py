@@ -23,6 +23,8 @@ from seriatim.protocol.zookeeper import NoNode, SessionExpired, SessionState, Zo
 _log = log.logger("election")
 _NUMBER_DIGITS = 10
 _RETRY_S = 0.2
+_CONTRADICTED = 3
+"""A server that shows an instance as elected is left once coordinators have said so often that it isn't, who look behind all that was written before."""
 _RESIGN_S = 1.0
 """A server that has lost the leader of ZooKeeper answers pings for seconds more, and no write (H10): who closes doesn't wait for that."""
 _BREAKS = 5
@@ -97,6 +99,7 @@ class Election:
         self._gives_way = gives_way
         self._broken_at_s: deque[float] = deque(maxlen=_BREAKS)
         self._reason_to_go = ""
+        self._contradictions = 0
         self.standing = Standing.OUT
         session.on_state(self._session_changed)
 
@@ -125,6 +128,17 @@ class Election:
         self._reason_to_go = reason
         self._wake.set()
 
+    def contradicted(self) -> None:
+        """A coordinator says that this instance isn't elected, by which it stands for election elsewhere.
+
+        An address of the ensemble's may belong to another one by now: whoever is led there makes the election anew, and is elected,
+        for as long as that connection lasts.
+        """
+        self._contradictions += 1
+        if self._contradictions >= _CONTRADICTED:
+            self._contradictions = 0
+            self._session.leave_server("coordinators know nothing of what this server shows")
+
     async def _look(self) -> None:
         session = self._session
         if session.state is not SessionState.CONNECTED:
@@ -133,9 +147,14 @@ class Election:
             self.node = ""
         if not self.node:
             self._node_session = session.session_id
-            await session.ensure(self._path)
+            try:
+                await session.ensure(self._path)
+            except NoNode:  # not even the path that the cluster has in ZooKeeper is there
+                session.leave_server("this server has no such path")
+                raise
             await session.sync(self._path)  # what was asked through another server may be on its way still
             self.node = await self._find_own() or await self._make_own()
+            self._contradictions = 0
         own = number_of(self.node)
         nodes = await session.children(self._path)
         if self.node not in nodes:

@@ -396,6 +396,11 @@ class ZooKeeperSession:
             self.hosts = hosts
             self._client.set_hosts(hosts)
 
+    def leave_server(self, reason: str) -> None:
+        """Try another one, where there are several: what this one shows is not what others go by. Its address may be another ensemble's by now."""
+        if self._client.connected:
+            self._client._connection.leave_server(reason)  # noqa: SLF001
+
     def on_state(self, listener: Callable[[SessionState], None]) -> None:
         """Call `listener` on the loop whenever the session's state changes."""
         self._listeners.append(listener)

@@ -99,6 +99,13 @@ class Connection(ConnectionHandler):  # type: ignore[misc] # kazoo has no types
         super().__init__(*arguments, **options)
         self._stands_still = stands_still
         self._found: dict[tuple[str, int], list[tuple[str, str, int]]] = {}
+        self._at: tuple[Any, ...] = ()
+        self._left: tuple[Any, ...] = ()
+
+    def leave_server(self, reason: str) -> None:
+        """End the connection soon, and try this server behind all others from now on. From any thread."""
+        self._left = self._at
+        self.handler.why_leave = reason
 
     def _expand_client_hosts(self) -> list[tuple[str, str, int]]:
         """Where all servers are, by what is found at once, or was before.
@@ -123,6 +130,7 @@ class Connection(ConnectionHandler):  # type: ignore[misc] # kazoo has no types
         found = [one for host in hosts for one in self._found.get(host, ())]
         if self.client.randomize_hosts:
             random.shuffle(found)
+        found.sort(key=lambda one: one == self._left)
         return found
 
     def _look_up(self, host: str, port: int, looked_up: threading.Semaphore) -> None:
@@ -140,12 +148,29 @@ class Connection(ConnectionHandler):  # type: ignore[misc] # kazoo has no types
             raise ForceRetryError(_STANDS_STILL)
         return super()._connect_loop(retry)
 
+    def _connect_attempt(self, *to: Any) -> Any:
+        """As kazoo's, but for what follows where a server was left.
+
+        Others would refuse who has seen more changes than they have, and that one may count other ones. And a new session begins at all
+        of them in their order: kazoo begins it at the next one, which may be that which was left.
+        """
+        client = self.client
+        session_id = client._session_id  # noqa: SLF001
+        status = super()._connect_attempt(*to)
+        if self.handler.why_leave:
+            self.handler.why_leave = ""
+            client.last_zxid = 0
+        if self._left and session_id and not client._session_id:  # noqa: SLF001
+            raise ForceRetryError("the session has expired")
+        return status
+
     def _connect(self, *to: Any) -> Any:
         """As kazoo's, but that a first answer that can't be one ends the connection, too, and leaves nothing behind.
 
         Another server may have the port (the first four bytes of an HTTP server's are a length of 1.2 GB), or a bit was flipped on its way.
         """
         client = self.client
+        self._at = to
         session = client._session_id, client._session_passwd  # noqa: SLF001
         try:
             return super()._connect(*to)
@@ -189,7 +214,8 @@ class Connection(ConnectionHandler):  # type: ignore[misc] # kazoo has no types
 class Handler(SequentialThreadingHandler):  # type: ignore[misc] # kazoo has no types
     """kazoo's, but for how it waits for its sockets and passes on answers, and for how long it tries to reach a server, `connect_s`.
 
-    kazoo's thread would wait for the answer to a session's last request, or first, for as long as the session may last.
+    kazoo's thread would wait for the answer to a session's last request, or first, for as long as the session may last. `why_leave`: why the
+    connection is to end soon; empty where it isn't.
     """
 
     def __init__(self, connect_s: float) -> None:
@@ -197,6 +223,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc] # kazoo has no 
         self._over_s = math.inf
         self.completion_queue = _HandedOver()
         self._connect_s = connect_s
+        self.why_leave = ""
 
     def start(self) -> None:
         """As kazoo's, which would leave its first thread waiting for ever where a second one isn't given out."""
@@ -235,6 +262,8 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc] # kazoo has no 
             now_s = time.monotonic()
             if now_s >= self._over_s:
                 raise ConnectionDropped("nobody answers, and the session is to end")
+            if self.why_leave:
+                raise ConnectionDropped(self.why_leave)
             left_s = until_s - now_s
             events = dict(poll.poll(math.ceil(1000 * max(0.0, min(left_s, self._over_s - now_s, _LOOK_S)))))
         can_read = [one for one in readers if events.get(one.fileno(), 0) & (select.POLLIN | _ENDED)]

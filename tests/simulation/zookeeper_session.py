@@ -73,6 +73,9 @@ class SimulatedSession:
     def go_to(self, hosts: str) -> None:
         self.hosts = hosts
 
+    def leave_server(self, reason: str) -> None:
+        """All are of one ensemble."""
+
     async def stop(self) -> None:
         """As kazoo's: behind what was asked before, and waited for as long as a silent server isn't given up."""
         if self._is_stopped:
