@@ -196,7 +196,7 @@ class Deployment:
 
         wait_until(is_whole, "all members and coordinators are back", timeout_s)
 
-    def send_first(self, queue: str, value: bytes = b"first", timeout_s: float = 90) -> None:
+    def send_first(self, queue: str, value: bytes = b"first", timeout_s: float = 180) -> None:
         """Make a queue as soon as somebody answers, and have one record acknowledged in it."""
 
         def is_made() -> bool:
@@ -205,7 +205,7 @@ class Deployment:
             return True
 
         wait_until(is_made, "a queue is made", timeout_s)
-        with Producer(self.coordinators, queue) as producer:
+        with Producer(self.coordinators, queue, session_timeout_s=20) as producer:
             producer.wait_until_elected(timeout_s)
             producer.send(value).result(timeout_s)
 

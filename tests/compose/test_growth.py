@@ -63,7 +63,8 @@ def test_a_group_and_a_coordinator_come_and_go(deployment: Deployment, settings:
     )
 
     # The queue was there before the group; it moves on until it is there.
-    with Producer(added, queue, "shop") as producer, Consumer(added, queue) as consumer:
+    patient = {"session_timeout_s": 20}  # longer than this machine stands still: nothing is sent, or read, twice
+    with Producer(added, queue, "shop", **patient) as producer, Consumer(added, queue, **patient) as consumer:
         sent = 0
 
         def is_there() -> bool:
@@ -93,7 +94,7 @@ def test_a_group_and_a_coordinator_come_and_go(deployment: Deployment, settings:
         wait_until(lambda: "g4" not in _links_on(deployment, queue), "no link on the group is kept", 60)
         _compose(deployment, "group", settings, "down", "-v")
         _compose(deployment, "coordinator", settings, "down")
-    with Producer(deployment.coordinators, queue, "shop-2") as producer:
+    with Producer(deployment.coordinators, queue, "shop-2", **patient) as producer:
         producer.wait_until_elected(60)
         assert producer.send(b"later").result(60).offset is not None
     wait_until(lambda: not any(member.is_registered for member in _group(deployment).members), "the group has left", 60)
