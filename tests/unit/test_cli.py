@@ -1379,12 +1379,12 @@ def test_no_queue_s_name_is_not_the_whole_cluster(monkeypatch):
 
     async def call(_, method, request, *__):
         asked.append((method, request))
-        raise Unreachable("nobody there")
+        raise UnknownQueue("no such name")
 
     asked = []
     monkeypatch.setattr("seriatim.protocol.coordinators.Coordinators.call", call)
     for more in ((), ("--watch",)):
-        assert isinstance(invoke("status", "", *more).exception, Unreachable)
+        assert isinstance(invoke("status", "", *more).exception, UnknownQueue)
     assert asked == 2 * [("DescribeQueue", pb.QueueRequest(queue=""))]
 
 
