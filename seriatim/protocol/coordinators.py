@@ -129,7 +129,8 @@ class Coordinators:
             except SeriatimError:
                 await self._look_at_zookeeper()
             self._missed.clear()
-            await self._connections.forget_dead(self._addresses)
+            # Also those that were given: who has such an address by then is greeted no more than each time it is asked.
+            await self._connections.forget_dead(self._addresses[:1])
 
     async def _look_at_zookeeper(self) -> None:
         """All that were known may have been replaced since the last look."""
@@ -183,7 +184,7 @@ class Coordinators:
                     try:
                         answer = task.result()
                     except (DeadlineOver, Unreachable) as error:
-                        problems.append(error)
+                        problems.append(_alone(error))
                         self._pass_over(address)
                         continue
                     for silent in asked.values():
@@ -210,9 +211,9 @@ class Coordinators:
                     raise DeadlineOver(
                         f"coordinator {address} was asked to {method}, and may have done it: {error.message}"
                     ) from error
-                problems.append(error)
+                problems.append(_alone(error))
             except Unreachable as error:
-                problems.append(error)
+                problems.append(_alone(error))
             self._pass_over(address)
         raise self._unreachable(problems)
 
@@ -309,6 +310,7 @@ class Coordinators:
             finally:
                 reading.cancel()
                 await asyncio.gather(reading, return_exceptions=True)
+                del reading  # as in `_alone`
             if view is None or not view.is_beat:
                 return view
             beats += 1
@@ -353,6 +355,14 @@ class Coordinators:
             self._addresses.remove(address)
             self._addresses.append(address)
         self._missed.set()
+
+
+def _alone(error: SeriatimError) -> SeriatimError:
+    """Without where it was met: that has the error itself, in a circle, and the call with it, which keeps its channel going, though closed.
+
+    Where nothing goes on nobody looks for circles, and whoever has that address by then was greeted twice a second.
+    """
+    return error.with_traceback(None)
 
 
 def _spread(most_s: float) -> float:

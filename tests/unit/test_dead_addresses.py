@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import grpc
 import pytest
 
 from seriatim.broker_group.coordinators import Coordinators
 from seriatim.broker_group.peer import Peer, Registered
+from seriatim.cli.embedded.ports import free_port
 from seriatim.consumer.transport import Members
 from seriatim.coordinator.background import BackgroundWork
 from seriatim.producer.route import Route
-from seriatim.protocol import rpc
+from seriatim.protocol import coordinators, rpc
+from seriatim.protocol.errors import Unreachable
 from seriatim.protocol.names import Incarnation, QueueId
 from seriatim.protocol.registration import CoordinatorRegistration
-from seriatim.protocol.seriatim_pb2 import LinkMember, SendGrant
+from seriatim.protocol.seriatim_pb2 import DescribeClusterRequest, LinkMember, QueueRequest, SendGrant
 from seriatim.protocol.zookeeper import Paths
 
 DEAD = "dead:1"
@@ -121,6 +126,68 @@ def test_a_broker_forgets_where_coordinators_were(closed: list[str], monkeypatch
         assert closed == [DEAD]
 
     asyncio.run(scenario())
+
+
+def test_a_client_forgets_where_nobody_coordinates_any_more_also_where_it_was_given(
+    closed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It connected there twice a second for as long as it lived, whoever had the address by then."""
+
+    async def scenario() -> None:
+        monkeypatch.setattr(coordinators, "LOOK_S", 0.0)
+        async with coordinators.Coordinators(["dead:2", DEAD, "c:1"]) as client:
+            for (
+                address
+            ) in client._addresses:  # the first one is asked next, and is to be there as soon as it comes back
+                client._stub(address)
+            monkeypatch.setattr(client, "call", AsyncMock())
+            client._keep_looking()
+            async with asyncio.timeout(60):
+                while not closed:  # noqa: ASYNC110 - nobody tells of that
+                    await asyncio.sleep(0.01)
+            assert closed == [DEAD]
+
+    asyncio.run(scenario())
+
+
+async def describing(client: coordinators.Coordinators) -> None:
+    with pytest.raises(Unreachable):
+        await client.call("DescribeCluster", DescribeClusterRequest())
+
+
+async def changing(client: coordinators.Coordinators) -> None:
+    with pytest.raises(Unreachable):
+        await client.call("DeleteQueue", QueueRequest(queue="orders"))
+
+
+async def watching(client: coordinators.Coordinators) -> None:
+    asked = asyncio.ensure_future(anext(client.watch("orders")))
+    await client._missed.wait()
+    asked.cancel()
+    await asyncio.wait([asked])
+
+
+@pytest.mark.parametrize("ask", [describing, changing, watching])
+def test_nothing_is_left_of_a_call_where_nobody_coordinates(
+    ask: Callable[[coordinators.Coordinators], Awaitable[None]],
+) -> None:
+    """It keeps its channel going, though that is closed, until somebody looks for circles: never where nothing else goes on."""
+
+    async def scenario() -> None:
+        async with coordinators.Coordinators(f"127.0.0.1:{free_port()}") as client:
+            await ask(client)
+            assert met() == before
+
+    def met() -> list[object]:
+        return [one for one in gc.get_objects() if isinstance(one, grpc.aio.AioRpcError)]
+
+    gc.collect()
+    gc.disable()
+    before = met()
+    try:
+        asyncio.run(scenario())
+    finally:
+        gc.enable()
 
 
 def test_a_coordinator_forgets_where_members_were_also_while_another_one_is_elected() -> None:
