@@ -532,7 +532,8 @@ class ZooKeeperWithALink(EmptyZooKeeper):
     async def get(self, path: str = "", watch: Callable[[], None] | None = None) -> tuple[bytes, int]:
         if watch is not None:
             self.watches.add(watch)
-        if path == Paths("c").member("g1", "a"):
+        paths = Paths("c")
+        if path in (paths.member("g1", "a"), paths.seal(RECORD.queue_id, RECORD.epoch, "a")):
             if not self.created:
                 raise NoNode(path)
             return self.created[-1], 0

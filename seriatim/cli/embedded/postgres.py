@@ -115,8 +115,9 @@ class EmbeddedPostgres:
         self._directory.mkdir(parents=True, exist_ok=True)
         supervisor = self._given_supervisor or Supervisor(self._directory)
         try:
-            self._port = PortBook(self._directory).port(self._name)
             self._make_data()
+            # Behind what takes seconds, in which another program may begin to listen there.
+            self._port = PortBook(self._directory).port(self._name)
             supervisor.start(self._spec(self._port))
             supervisor.wait_until(self._name, self.is_serving, timeout_s=timeout_s, what="take connections")
         except BaseException:
