@@ -13,6 +13,8 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from types import FrameType
 from typing import Any, NoReturn
 
+import click
+
 from seriatim.protocol import log, values
 
 _log = log.logger("server")
@@ -119,3 +121,8 @@ def wait_for_signal(ended: Callable[[], Iterable[str]], tell: Callable[[str], ob
                 told.add(name)
                 tell(name)
         time.sleep(_LOOK_EVERY_S)
+
+
+def say_ended(name: str, log_end: str) -> None:
+    """Tell of a server that ended by itself, where that ends no other."""
+    click.echo(f"{name} ended by itself, and the others run on. {log_end}", err=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from seriatim.cli.embedded.cluster import ClusterSettings, DevelopmentCluster
-from seriatim.cli.foreground import until_signalled, wait_for_signal
+from seriatim.cli.foreground import say_ended, until_signalled, wait_for_signal
 from seriatim.cli.options import Folder
 
 
@@ -49,8 +49,4 @@ def up(*, directory: Path, groups: int | None, port: int | None, restart: bool, 
             line = f"ready coordinator={cluster.coordinators} zookeeper={cluster.zookeeper}"
         click.echo(line)
         supervisor = cluster.supervisor
-        wait_for_signal(supervisor.ended, lambda name: _say_ended(name, supervisor.log_end(name)))
-
-
-def _say_ended(name: str, log_end: str) -> None:
-    click.echo(f"{name} ended by itself, and the others run on. {log_end}", err=True)
+        wait_for_signal(supervisor.ended, lambda name: say_ended(name, supervisor.log_end(name)))

@@ -9,6 +9,7 @@ import socket
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -1658,21 +1659,31 @@ def test_a_seal_that_no_node_of_zookeeper_takes_is_not_sent_there(
     with_links(scenario)
 
 
+@asynccontextmanager
+async def chain_in(zookeeper: str, broker: Broker, paths: Paths) -> AsyncIterator[ZooKeeperSession]:
+    """A session with a real ZooKeeper that holds the chain of `ZooKeeperWithALink`, in a cluster that is the broker's then."""
+    session = ZooKeeperSession(zookeeper, 20.0)
+    broker.cluster = paths.cluster
+    await session.start()
+    try:
+        data, _ = await ZooKeeperWithALink().get()
+        await session.ensure(paths.seals(RECORD.queue_id))
+        await session.create(paths.chain(RECORD.queue_id), data)
+        yield session
+    finally:
+        await session.stop()
+
+
 def test_a_seal_makes_nothing_anew_of_a_queue_that_was_cleared_away(
     zookeeper: str, with_links: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its slow disk took so long: the queue's node was there again, with a seal in it, and was tried to be swept away each second, for ever."""
 
     async def scenario(broker: Broker, runner: LinkRunner) -> None:
-        paths, session = Paths("cleared"), ZooKeeperSession(zookeeper, 20.0)
-        broker.cluster = paths.cluster
-        await session.start()
-        try:
+        paths = Paths("cleared")
+        async with chain_in(zookeeper, broker, paths) as session:
             membership = Membership(broker, session, "")
-            data, _ = await ZooKeeperWithALink().get()
             path, seals = paths.chain(RECORD.queue_id), paths.seals(RECORD.queue_id)
-            await session.ensure(seals)
-            await session.create(path, data)
 
             async def sealed(*_: object) -> pb.SealReply:
                 for gone in (seals, path, paths.queue(RECORD.queue_id)):
@@ -1685,8 +1696,6 @@ def test_a_seal_makes_nothing_anew_of_a_queue_that_was_cleared_away(
             with pytest.raises(NoNode):
                 await membership._look_at(RECORD.queue_id)
             assert await session.children(paths.queues) == []
-        finally:
-            await session.stop()
 
     with_links(scenario)
 
@@ -1697,15 +1706,9 @@ def test_a_seal_that_was_damaged_on_its_way_beside_the_chain_is_written_again(
     """No coordinator could read it, and while none reached the member by itself the end stayed lost."""
 
     async def scenario(broker: Broker, runner: LinkRunner) -> None:
-        paths, session = Paths("damaged"), ZooKeeperSession(zookeeper, 20.0)
-        broker.cluster = paths.cluster
-        await session.start()
-        try:
+        paths = Paths("damaged")
+        async with chain_in(zookeeper, broker, paths) as session:
             membership = Membership(broker, session, "")
-            data, _ = await ZooKeeperWithALink().get()
-            path = paths.chain(RECORD.queue_id)
-            await session.ensure(paths.seals(RECORD.queue_id))
-            await session.create(path, data)
             create, asked = session.create, []
 
             async def damaged(path: str, data: bytes, **keys: Any) -> str:
@@ -1723,8 +1726,6 @@ def test_a_seal_that_was_damaged_on_its_way_beside_the_chain_is_written_again(
             found, _ = await session.get(paths.seal(RECORD.queue_id, RECORD.epoch, broker.name.member))
             assert pb.SealReply.FromString(bytes(checksums.without_checksum(found))).reason == "as it is"
             assert len(asked) == 2
-        finally:
-            await session.stop()
 
     with_links(scenario)
 

@@ -22,7 +22,6 @@ from seriatim.cli import up as up_module
 from seriatim.cli.embedded.cluster import ClusterSettings, DevelopmentCluster
 from seriatim.cli.embedded.errors import EmbeddedError
 from seriatim.cli.embedded.processes import ProcessSpec, Supervisor
-from seriatim.cli.up import _say_ended
 from tests.waiting import wait_until
 
 SERIATIM = (sys.executable, "-m", "seriatim.cli.main")
@@ -280,7 +279,7 @@ def test_a_server_that_ended_and_is_not_started_again_is_told_once(tmp_path, mon
 
     def say_ended(name, log_end):
         told.append(name)
-        _say_ended(name, log_end)
+        foreground.say_ended(name, log_end)
 
     def spec(_, name):
         return ProcessSpec(name, ("sh", "-c", "echo a word" if name == "g1-b" else "sleep 600"))
@@ -289,7 +288,7 @@ def test_a_server_that_ended_and_is_not_started_again_is_told_once(tmp_path, mon
     monkeypatch.setattr(DevelopmentCluster, "_spec", spec)
     monkeypatch.setattr(Supervisor, "wait_for_line", lambda *_, **__: "ready")
     monkeypatch.setattr(foreground, "time", SimpleNamespace(sleep=sleep))
-    monkeypatch.setattr(up_module, "_say_ended", say_ended)
+    monkeypatch.setattr(up_module, "say_ended", say_ended)
     arguments = ["up", "--dir", str(tmp_path), "--groups", "1", "--no-restart"]
     said = CliRunner().invoke(main.seriatim, arguments, standalone_mode=False).stderr
     assert told == ["g1-b"]

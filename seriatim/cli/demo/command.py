@@ -16,7 +16,7 @@ from seriatim.cli import exits
 from seriatim.cli.demo import plan, verdict
 from seriatim.cli.demo.errors import DemoFailed
 from seriatim.cli.embedded.errors import EmbeddedError
-from seriatim.cli.foreground import interruptible, wait_for_signal
+from seriatim.cli.foreground import interruptible, say_ended, wait_for_signal
 from seriatim.cli.options import Folder
 from seriatim.protocol.errors import SeriatimError
 
@@ -135,7 +135,7 @@ def _keep(stage: Stage) -> None:
     )  # fmt: skip
 
     def tell(name: str) -> None:
-        click.echo(f"{name} ended by itself, and the others run on. {stage.supervisor.log_end(name)}", err=True)
+        say_ended(name, stage.supervisor.log_end(name))
         if name == REPLAY:
             click.echo(f"to start it again: seriatim replay --queue {QUEUE} --target {west}", err=True)
 
