@@ -294,11 +294,14 @@ class Membership:
         if broker.unknown_chains:
             names = ", ".join(sorted(broker.unknown_chains.values()))
             problem = problem or f"it keeps a chain of which ZooKeeper knows nothing: queue {names}"
+        if broker.unread_chains:
+            queue_id, why = min(broker.unread_chains.items())
+            problem = problem or f"it can't tell what it lacks of queue {queue_id}: {why}"
         self._told_room = broker.room.has_room
         return Registration(
             broker.incarnation, self._address, broker.peer.connected, is_in_sync, broker.room.has_room, problem,
             self._outside, broker.has_compared, tuple(sorted({*broker.set_back, *broker.unknown_chains})),
-            self.direct,
+            self.direct, tuple(sorted(broker.unread_chains)),
         )  # fmt: skip
 
     # ---- the peer

@@ -7,7 +7,7 @@ the member is in sync. Nothing of it is remembered between passes, so it may be 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from dataclasses import replace
 from itertools import starmap
 
@@ -62,7 +62,6 @@ class Resyncer:
         self._session = session
         self._paths = paths
         self._waiting: list[str] = []  # what the last pass couldn't do
-        self._not_understood: dict[QueueId, str] = {}  # chains, as a newer version's, and why
 
     async def run(self) -> None:
         """Passes, one after the other, as long as the process lives."""
@@ -88,14 +87,15 @@ class Resyncer:
         can_bring_up = self._keeper.has_noted and self._broker.peer.connected is not None
         if self._broker.problem or can_bring_up:
             return BUSY_S
-        # Where an operator recovers such a queue it stands still until this member has looked again.
-        return REST_S if self._broker.unknown_chains else IDLE_S
+        # Where an operator recovers such a queue something waits until this member has looked again.
+        return REST_S if self._broker.unknown_chains or self._broker.unread_chains else IDLE_S
 
     async def _pass(self) -> str:
         """Do what is planned. Returns what is still missing, "" for nothing."""
         held, kept = await self._held(), self._broker.kept_chains
-        chains = await self._chains()
-        self._compare(chains, held, kept)
+        chains, unread = await self._chains()
+        self._found_unread(self._broker.unread_chains | unread)
+        self._compare(chains, unread, held, kept)
         for seen in chains.values():
             await self._broker.saw_chain(seen)
         documents = {
@@ -108,12 +108,12 @@ class Resyncer:
         await self._bring_up_peer(documents)
         held = await self._held()
         left = resync.plan(self._broker.name, documents, held)
+        self._found_unread(unread)  # only now: what lacks of one that is understood again is told with it, below
         problems = (
             *starmap(set_back_problem, self._broker.set_back.items()),
             *self._waiting[-1:],
             damaged,
             self._broker.unreadable_problem,
-            *self._not_understood.values(),
             f"{len(left)} steps left" if left else "",
             resync.unfinished(self._broker.name, self._broker.incarnation, documents, held),
         )
@@ -146,18 +146,22 @@ class Resyncer:
         return problem
 
     def _compare(
-        self, chains: dict[QueueId, SeenChain], held: list[resync.Holding], kept: dict[QueueId, KeptChain]
+        self,
+        chains: Mapping[QueueId, SeenChain],
+        unread: Collection[QueueId],
+        held: list[resync.Holding],
+        kept: Mapping[QueueId, KeptChain],
     ) -> None:
         """What this disk knows that its queues' chains don't is said at once. `held` and `kept` are older than `chains`."""
         broker = self._broker
         found = setback.queues(broker.name, broker.incarnation.disk_id, chains, held, kept)
-        for queue_id in [one for one in broker.set_back if one not in found and one not in self._not_understood]:
+        for queue_id in [one for one in broker.set_back if one not in found and one not in unread]:
             del broker.set_back[queue_id]
             self._keeper.report_anew(queue_id)
         for queue_id, what in found.items():
             broker.found_set_back(queue_id, what)
         # One that was kept and isn't now was deleted meanwhile.
-        known = chains.keys() | self._not_understood.keys()
+        known = chains.keys() | unread
         unknown = {one: copy.queue for one, copy in kept.items() if one not in known and one in broker.kept_chains}
         if not broker.has_compared or unknown != broker.unknown_chains:
             for queue_id in broker.unknown_chains.keys() - unknown.keys():
@@ -167,8 +171,11 @@ class Resyncer:
             if unknown:
                 broker.resync_wanted.set()  # another pass asks to be told when one of them is made again
 
-    async def _chains(self) -> dict[QueueId, SeenChain]:
-        """All there are. Raises Unreachable where they were read on two connections: between those ZooKeeper may have been set back."""
+    async def _chains(self) -> tuple[dict[QueueId, SeenChain], dict[QueueId, str]]:
+        """All there are, and why some aren't understood.
+
+        Raises Unreachable where they were read on two connections: between those ZooKeeper may have been set back.
+        """
         disconnections = self._broker.disconnections
         try:
             # Not what a server that is cut off still shows: who says in sync by it may lack the link that was just sealed.
@@ -176,10 +183,9 @@ class Resyncer:
             recovered = self._broker.resync_wanted.set if self._broker.unknown_chains else None
             names = await self._session.children(self._paths.queues, recovered)
         except NoNode:
-            return {}
+            return {}, {}
         there = queue_ids(names)
-        self._not_understood.clear()
-        found: dict[QueueId, SeenChain | None] = {}
+        found: dict[QueueId, SeenChain | str | None] = {}
         for start in range(0, len(there), AT_ONCE):
             some = there[start : start + AT_ONCE]
             began_s = boottime_s()
@@ -188,10 +194,21 @@ class Resyncer:
                 await asyncio.sleep(min(boottime_s() - began_s, SETTLE_S))  # ZooKeeper, too, has others to serve
         if self._broker.disconnections != disconnections:
             raise Unreachable("ZooKeeper's connection was lost while chains were read")
+        unread = {queue_id: seen for queue_id, seen in found.items() if isinstance(seen, str)}
         # One that isn't there is being made, or being removed: nothing is decided about it here.
-        return {queue_id: seen for queue_id, seen in found.items() if seen is not None}
+        return {queue_id: seen for queue_id, seen in found.items() if isinstance(seen, SeenChain)}, unread
 
-    async def _chain(self, queue_id: QueueId) -> SeenChain | None:
+    def _found_unread(self, unread: dict[QueueId, str]) -> None:
+        """Of these queues nobody may take this member for one in sync: it can't tell what it lacks of them. It can of all others."""
+        broker = self._broker
+        for queue_id in unread.keys() - broker.unread_chains.keys():
+            _log.warning("chain not understood", queue_id=queue_id, reason=unread[queue_id])
+        if unread != broker.unread_chains:
+            broker.unread_chains = unread
+            broker.is_registration_old.set()
+
+    async def _chain(self, queue_id: QueueId) -> SeenChain | str | None:
+        """None: there is none. Text: why nobody here understands what there is."""
         try:
             path, known = self._paths.chain(queue_id), self._broker.kept_version(queue_id)
             node = await read_chain_node(self._session, path, known=known)
@@ -200,8 +217,7 @@ class Resyncer:
         try:
             return SeenChain(chain_json.decode(node.data), ChainVersion(node.version), node.data)
         except IncompatibleVersion as error:
-            self._not_understood[queue_id] = f"queue {queue_id}: {error}"
-            return None
+            return str(error)
 
     async def _version(self, queue_id: QueueId) -> int:
         """Of the queue's chain. Raises MemberBehind for a queue that is being removed."""

@@ -49,7 +49,7 @@ def group_view(name: str, registry: Registry) -> pb.GroupView:
                 is_registered=True,
                 incarnation=as_message(state.incarnation),
                 address=state.address,
-                is_in_sync=state.is_in_sync,
+                is_in_sync=state.is_in_sync and not state.unread,
                 is_peer_connected=group.is_peer_connected(place),
                 problem=state.problem,
             )

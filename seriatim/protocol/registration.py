@@ -21,7 +21,8 @@ class Registration:
     (protocol.md 7). `is_accepting`: its disk has room for records (H17). `problem`: for a person; empty where there is none.
     `outside`: the address that reaches it from outside of the cluster's network; empty where `address` does. `has_compared`: its
     disk with the chains, since it came to ZooKeeper. `set_back`: queues of which its disk knows more than their chains. `direct`:
-    where it takes batches without gRPC; empty: nowhere.
+    where it takes batches without gRPC; empty: nowhere. `unread`: queues whose chains it doesn't understand: in sync isn't said of
+    those.
     """
 
     incarnation: Incarnation
@@ -34,6 +35,11 @@ class Registration:
     has_compared: bool = True
     set_back: tuple[QueueId, ...] = ()
     direct: str = ""
+    unread: tuple[QueueId, ...] = ()
+
+    def is_in_sync_with(self, queue_id: QueueId) -> bool:
+        """Whether it holds everything it should of a queue."""
+        return self.is_in_sync and queue_id not in self.unread
 
     def encode(self) -> bytes:
         content = {
@@ -50,6 +56,7 @@ class Registration:
             "has_compared": self.has_compared,
             "set_back": self.set_back,
             "direct": self.direct,
+            "unread": self.unread,
         }
         return text_with_checksum(json.dumps(content)).encode()
 
@@ -68,6 +75,7 @@ class Registration:
             content.get("has_compared", True),
             tuple(map(QueueId, content.get("set_back", ()))),
             content.get("direct", ""),
+            tuple(map(QueueId, content.get("unread", ()))),
         )
 
 

@@ -1526,11 +1526,64 @@ def test_a_chain_of_a_newer_version_keeps_no_other_from_being_resynced(with_link
         )
         assert "it knows more" in await resyncer._pass()
         broker.set_back.clear()
-        assert "has format 2, this version reads 1" in await resyncer._pass()
+        await resyncer._pass()
+        assert "has format 2, this version reads 1" in broker.unread_chains[QueueId(9)]
         assert broker.unknown_chains == {}
         record = broker.record((RECORD.queue_id, Epoch(4)))
         assert record is not None
         assert record.end == 0
+
+    with_links(scenario)
+
+
+def test_a_member_that_can_t_read_one_chain_is_in_sync_with_all_other_queues(
+    with_links: Callable[[Scenario], None],
+) -> None:
+    """It wasn't with any: one damaged node kept every group from coming back, for every queue."""
+
+    class ZooKeeperWithDamage(ZooKeeperWithALink):
+        is_damaged = True
+
+        async def children(self, *_: object) -> list[str]:
+            return [str(RECORD.queue_id), "9"]
+
+        async def get(self, path: str = "", watch: Callable[[], None] | None = None) -> tuple[bytes, int]:
+            data, version = await super().get(path, watch)
+            if not path.endswith("chain"):
+                return data, version
+            document = chain_json.decode(data)
+            if path == Paths("c").chain(RECORD.queue_id):
+                let_go = replace(document.dropped, epoch=Epoch(9))
+                return chain_json.encode(replace(document, links=(), dropped=let_go, next_epoch=Epoch(9))), version
+            if self.is_damaged:
+                return b"junk", version
+            end = Certificate(Index(3), (), Durability.SYNC, True, {}, {}, b"of three records", None, 3)
+            link = replace(document.links[0], state=LinkState.SEALED, certificate=end)
+            return chain_json.encode(replace(document, queue_id=QueueId(9), links=(link,))), version
+
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        zookeeper = ZooKeeperWithDamage()
+        membership = Membership(broker, cast("ZooKeeperSession", zookeeper), "")
+        resyncer, _keeper = resyncer_of(broker, zookeeper)
+        broker.problem = await resyncer._pass()
+        said = membership._registration()
+        assert said.is_in_sync_with(RECORD.queue_id)
+        assert not said.is_in_sync_with(QueueId(9))
+        assert said.problem.startswith("it can't tell what it lacks of queue 9: ")
+        assert Registration.decode(said.encode()) == said
+
+        meanwhile = []
+
+        async def saw(_: object) -> None:
+            meanwhile.append(membership._registration())
+
+        broker.saw_chain = saw  # type: ignore[method-assign]
+        zookeeper.is_damaged = False
+        broker.problem = await resyncer._pass()
+        meanwhile.append(membership._registration())
+        assert broker.problem
+        assert not broker.unread_chains
+        assert not any(one.is_in_sync_with(QueueId(9)) for one in meanwhile)
 
     with_links(scenario)
 

@@ -72,6 +72,14 @@ def out_of_sync(world: World, group: str, place: str) -> Registry:
     return Registry({**registry.groups, group: GroupState(group, members=behind)})
 
 
+def with_unread(world: World, group: str, place: str, queue: int = 1) -> Registry:
+    """One member doesn't understand a queue's chain."""
+    registry = world.registry()
+    members = registry.groups[group].members
+    unread = {**members, place: replace(members[place], unread=(QueueId(queue),))}
+    return Registry({**registry.groups, group: GroupState(group, members=unread)})
+
+
 def test_nothing_is_done_where_all_is_well():
     assert planned(sending_world()) == ()
 
@@ -208,6 +216,9 @@ def test_invariant_6_a_group_comes_back_only_when_all_of_it_holds():
         behind = out_of_sync(world, "g1", place)
         assert planned(world, told=everything_told, registry=behind) == ()
         assert status.waits(world.document, behind) == {"g1": f"g1-{place} has not caught up yet"}
+        assert planned(world, told=everything_told, registry=with_unread(world, "g1", place)) == ()
+        of_another = with_unread(world, "g1", place, queue=2)
+        assert planned(world, told=everything_told, registry=of_another) == (change,)
     assert planned(world, told=everything_told, now_ms=background.QUIET_MS - 1) == ()
 
 

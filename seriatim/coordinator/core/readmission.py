@@ -24,7 +24,7 @@ def obstacle(document: ChainDocument, registry: Registry, group: str) -> str:
         return cannot_send
     state = registry.group(group)
     for place in MEMBERS:
-        if not state.members[place].is_in_sync:
+        if not state.members[place].is_in_sync_with(document.queue_id):
             return f"{group}-{place} has not caught up yet"
     if apart := registry.apart(group):
         return apart
