@@ -295,8 +295,11 @@ class Membership:
             names = ", ".join(sorted(broker.unknown_chains.values()))
             problem = problem or f"it keeps a chain of which ZooKeeper knows nothing: queue {names}"
         if broker.unread_chains:
-            queue_id, why = min(broker.unread_chains.items())
-            problem = problem or f"it can't tell what it lacks of queue {queue_id}: {why}"
+            copies = broker.kept_chains
+            names = ", ".join(
+                copies[one].queue if one in copies else f"with id {one}" for one in sorted(broker.unread_chains)
+            )
+            problem = problem or f"it doesn't understand the chain, and so not what it lacks, of queue {names}"
         self._told_room = broker.room.has_room
         return Registration(
             broker.incarnation, self._address, broker.peer.connected, is_in_sync, broker.room.has_room, problem,

@@ -18,6 +18,8 @@ _SEALED_SHOWN = 12
 _EPOCHS_SHOWN = 6
 _NAMES_SHOWN = 6
 """So many of a consume list, and of the queues on a group."""
+_CELL_CHARACTERS = 48
+"""What troubles a member and is longer than this stands below the table."""
 _COPIES_SHOWN = 6
 """So many of the links that all have read and of which one copy is left."""
 
@@ -272,15 +274,22 @@ def group_lines(groups: Iterable[pb.GroupView], *, indent: str = "", has_queues:
     header += ["sends for", "unread of"] if has_queues else []
     header += ["awaited by"] if is_awaited else []
     rows = [header]
+    troubled: dict[str, list[str]] = {}
     for group in groups:
         row = [group.group, "draining" if group.is_draining else "in service"]
-        row += [_member_text(group, place) for place in ("a", "b")]
+        members = {place: _member_text(group, place) for place in ("a", "b")}
+        for place, text in members.items():
+            if len(text) > _CELL_CHARACTERS:
+                troubled.setdefault(text, []).append(f"{group.group}-{place}")
+        row += [text if len(text) <= _CELL_CHARACTERS else "see below" for text in members.values()]
         if has_queues:
             row += [some(group.sending_queues) or "-", some(group.backlog_queues) or "-"]
         if is_awaited:
             row.append(f"{len(group.deleted_queues)} deleted queues" if group.deleted_queues else "-")
         rows.append(row)
     yield from columns(rows, indent=indent)
+    for text, names in troubled.items():
+        yield f"{indent}{some(names)}: {text}"
 
 
 def _member_text(group: pb.GroupView, place: str) -> str:

@@ -1103,6 +1103,20 @@ def test_a_member_whose_peer_is_away_is_shown_in_sync_where_it_is(asked):
     assert "in service  in sync, not connected to its peer  disk full" in invoke("group", "list").output
 
 
+def test_what_troubles_members_is_said_once_below_the_table_where_it_is_long(asked):
+    """Three groups that said the same in a hundred characters made lines of 400."""
+    long = "it doesn't understand the chain, and so not what it lacks, of queue orders"
+    troubled = [a_group(is_draining=False), a_group(is_draining=False)]
+    for one, name in zip(troubled, ("g1", "g2"), strict=True):
+        one.group, one.members[0].problem = name, long
+    asked.replies["ListGroups"] = groups(*troubled)
+    lines = invoke("group", "list").output.splitlines()
+    assert [line.split() for line in lines[1:3]] == [
+        [name, "in", "service", "see", "below", "disk", "full", "-", "-"] for name in ("g1", "g2")
+    ]
+    assert lines[3:] == [f"g1-a, g2-a: {long}"]
+
+
 @pytest.mark.parametrize(("until", "looks"), [("switched", 1), ("drained", 2)])
 def test_drain_waits_as_long_as_asked(asked, monkeypatch, until, looks):
     monkeypatch.setattr("seriatim.cli.group._LOOK_EVERY_S", 0.0)

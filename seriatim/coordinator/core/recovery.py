@@ -51,7 +51,10 @@ def newest(copies: Iterable[Copy], queue: str) -> Copy:
         key=lambda one: (_who(one.document), one.document.next_epoch, _way_of_last_link(one.document), one.version),
     )
     if not rising:
-        raise ChainSetBack(f"no member that is registered keeps a copy of the chain of queue {queue}", queue=queue)
+        what = f"no member that is registered keeps a copy of the chain of queue {queue}"
+        raise ChainSetBack(
+            f"{what}; of one that nobody ever sent to there is none: delete it, and make it again", queue=queue
+        )
     last = rising[-1]
     for one in rising:
         if is_same(one.document, last.document):
