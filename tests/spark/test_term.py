@@ -17,7 +17,7 @@ from fake_queue import QUEUE_ID, FakeQueue, Link
 from seriatim.cli.replay import as_text
 from seriatim.consumer.range_reader import RangeReader
 from seriatim.consumer.spark import engine
-from seriatim.consumer.spark import term as term_module
+from seriatim.consumer.spark import term as query_module
 from seriatim.consumer.spark.application import Application, Outcome
 from seriatim.consumer.spark.apply.plan import ChangeRow, Snapshot
 from seriatim.consumer.spark.batch_size import FIRST_S
@@ -31,6 +31,7 @@ from seriatim.consumer.spark.run import ReplaySettings, Run
 from seriatim.consumer.spark.targets.errors import PositionMoved, TargetLost
 from seriatim.consumer.spark.targets.postgres import Position
 from seriatim.consumer.spark.term import QueryFailed, ReplayTerm, SparkGone, _Abandoned, _last_line
+from seriatim.consumer.spark.term import ReplayTerm as ReplayQuery
 from seriatim.consumer.subscriber import Term
 from seriatim.protocol.change import Change, Origin, encode
 from seriatim.protocol.clock import boottime_s, now_ms
@@ -52,10 +53,15 @@ def queue():
 
 @pytest.fixture
 def no_query(monkeypatch):
+    """Queries that fail as they are started; what would have applied their micro-batches."""
+    queries: list = []
+
     def started(self, offset, checkpoint):
+        queries.append(self)
         raise QueryFailed(f"a query would start at {offset}")
 
-    monkeypatch.setattr(ReplayTerm, "_started", started)
+    monkeypatch.setattr(ReplayQuery, "_started", started)
+    return queries
 
 
 @pytest.fixture
@@ -146,15 +152,10 @@ def test_where_all_is_dropped_a_new_target_has_no_beginning_and_stays_at_none(qu
 
 @pytest.mark.parametrize(("offset", "error"), [(9, RecordsGone), (10, None)])
 def test_where_all_is_dropped_a_target_goes_on_at_the_end_and_nowhere_before(
-    queue, reader, tmp_path, monkeypatch, offset, error
+    no_query, queue, reader, tmp_path, offset, error
 ):
     without_any_link(queue)
     events: list[Event] = []
-
-    def started(self, offset, checkpoint):
-        raise QueryFailed(f"a query would start at {offset}")
-
-    monkeypatch.setattr(ReplayTerm, "_started", started)
     target = Claims(Position(offset, 4))
     with replay_term(target, reader, tmp_path, events) as term, pytest.raises(error or QueryFailed):
         term._stream()
@@ -222,10 +223,9 @@ def test_spark_that_has_ended_ends_the_replay_at_once_also_where_java_lives(
     def started(self, offset, checkpoint):
         raise error
 
-    monkeypatch.setattr(ReplayTerm, "_started", started)
+    monkeypatch.setattr(ReplayQuery, "_started", started)
     events: list[Event] = []
-    with replay_term(Claims(Position(0, 4)), reader, tmp_path, events) as term:
-        term._spark = spark_s(is_stopped)
+    with replay_term(Claims(Position(0, 4)), reader, tmp_path, events, spark=spark_s(is_stopped)) as term:
         with pytest.raises(SparkGone, match="Spark has ended: "):
             term.run()
         assert [type(event) for event in events] == [Started]
@@ -274,25 +274,24 @@ def test_all_is_read_where_the_query_reached_the_end_within_a_transaction(queue,
     class Query:
         lastProgress = {"sources": [{"endOffset": shown}]}  # noqa: N815, RUF012
 
-    with replay_term(Claims(), reader, tmp_path, []) as term:
-        assert term._is_all_read(Query()) is ("10" in str(shown))
+    with replay_query(Claims(), reader, tmp_path, []) as query:
+        assert query._is_all_read(Query()) is ("10" in str(shown))
 
 
 def test_while_nobody_tells_the_end_all_is_not_read_and_the_lag_not_known(queue, reader, tmp_path):
     queue.append_values([ROW] * 10, 0)
     queue.tells_committed = False
-    with replay_term(Claims(), reader, tmp_path, []) as term:
-        term._application = SimpleNamespace(position=5)
-        assert not term._is_all_read(SimpleNamespace(lastProgress=None))
-        assert term._lag_records(5) is None
+    with replay_query(Claims(), reader, tmp_path, [], SimpleNamespace(position=5)) as query:
+        assert not query._is_all_read(SimpleNamespace(lastProgress=None))
+        assert query._lag_records(5) is None
 
 
 def test_a_source_at_rest_is_no_lag(queue, reader, tmp_path):
     """What the capture tells of it, every few seconds, came with the age of the last commit: `lag 0 records, 3600.00 s`."""
     events: list[Event] = []
-    with replay_term(Claims(), reader, tmp_path, events) as term:
-        term._tell(Outcome(8, 3, 1, 1, commit_ts_ms=now_ms() - 1000), 0.1)
-        term._tell(Outcome(9, 1, 0, 0), 0.1)
+    with replay_query(Claims(), reader, tmp_path, events) as query:
+        query._tell(Outcome(8, 3, 1, 1, commit_ts_ms=now_ms() - 1000), 0.1)
+        query._tell(Outcome(9, 1, 0, 0), 0.1)
     assert [isinstance(event, Progress) and event.lag_s for event in events] == [pytest.approx(1, abs=60), None]
 
 
@@ -312,41 +311,41 @@ def test_a_new_target_does_not_wait_for_an_end_that_it_does_not_need(queue, read
 
 
 def test_a_micro_batch_that_does_not_end_is_undone_when_the_replay_is_to_stop(queue, reader, tmp_path, monkeypatch):
-    monkeypatch.setattr(term_module, "_FINISH_S", 0.0)
+    monkeypatch.setattr(query_module, "_FINISH_S", 0.0)
     events: list[Event] = []
     target = Claims()
-    with replay_term(target, reader, tmp_path, events) as term:
-        target.cancel = term._is_busy.clear  # as the statement's end lets the micro-batch end
-        term._is_busy.set()
-        term._run.stopping.set()
-        term._stop(SimpleNamespace(stop=lambda: None))
-        assert not term._is_busy.is_set()
+    with replay_query(target, reader, tmp_path, events) as query:
+        target.cancel = query._is_busy.clear  # as the statement's end lets the micro-batch end
+        query._is_busy.set()
+        query._run.stopping.set()
+        query._stop(SimpleNamespace(stop=lambda: None))
+        assert not query._is_busy.is_set()
     assert "undone in the target" in events[0].reason
 
 
 def test_who_holds_a_micro_batch_up_in_the_target_is_told(queue, reader, tmp_path):
     target, told = Claims(), []
-    with replay_term(target, reader, tmp_path, []) as term:
-        term._run.report = lambda event: (told.append(event), term._run.stopping.set())
+    with replay_query(target, reader, tmp_path, []) as query:
+        query._run.report = lambda event: (told.append(event), query._run.stopping.set())
         target.hindrance = lambda: "in the target process 7 has to end first"
-        term._is_busy.set()
-        term._slow_at_s = 1.0  # it has been at it for longer than that
-        term._follow(SimpleNamespace(isActive=True))
+        query._is_busy.set()
+        query._slow_at_s = 1.0  # it has been at it for longer than that
+        query._follow(SimpleNamespace(isActive=True))
     assert told == [Waiting("in the target process 7 has to end first")]
 
 
 def test_who_holds_a_micro_batch_up_is_told_and_left_also_where_its_replay_was_deposed(queue, reader, tmp_path):
     """The connection to a server of before a failover is left by that look: elected again, this one stood still for ever."""
     target, events = Claims(), list[Event]()
-    with replay_term(target, reader, tmp_path, events) as term, ThreadPoolExecutor(1) as beside:
-        target.hindrance = lambda: (term._is_busy.clear(), "the target's address leads to another server by now")[1]
-        term._is_busy.set()
-        term._slow_at_s = 1.0
-        term._run.depose()
+    with replay_query(target, reader, tmp_path, events) as query, ThreadPoolExecutor(1) as beside:
+        target.hindrance = lambda: (query._is_busy.clear(), "the target's address leads to another server by now")[1]
+        query._is_busy.set()
+        query._slow_at_s = 1.0
+        query._run.depose()
         try:
-            beside.submit(term._stop, SimpleNamespace(stop=lambda: None)).result(20)
+            beside.submit(query._stop, SimpleNamespace(stop=lambda: None)).result(20)
         finally:
-            term._is_busy.clear()
+            query._is_busy.clear()
     assert events == [Waiting("the target's address leads to another server by now")]
 
 
@@ -358,58 +357,61 @@ def test_spark_that_does_not_hand_out_what_a_micro_batch_has_is_told(queue, read
         assert go_on.wait(60)
         return [ChangeRow(5, ROW)]
 
-    monkeypatch.setattr(term_module, "_collected", collected)
-    monkeypatch.setattr(term_module, "SLOW_S", 0.0)
+    monkeypatch.setattr(query_module, "_collected", collected)
+    monkeypatch.setattr(query_module, "SLOW_S", 0.0)
     target = Claims(Position(5, 5))
     target.hindrance = lambda: pytest.fail("the target isn't asked")
-    with replay_term(target, reader, tmp_path, []) as term, ThreadPoolExecutor(1) as spark_thread:
-        term._run.report = lambda event: (told.append(event), term._run.stopping.set())
-        term._application = SimpleNamespace(position=5, apply=lambda _rows: Outcome(5, 0))
-        applying = spark_thread.submit(term._apply_batch, None, 0)
+    application = SimpleNamespace(position=5, apply=lambda _rows: Outcome(5, 0))
+    with (
+        replay_query(target, reader, tmp_path, [], application) as query,
+        ThreadPoolExecutor(1) as spark_thread,
+    ):
+        query._run.report = lambda event: (told.append(event), query._run.stopping.set())
+        applying = spark_thread.submit(query._apply_batch, None, 0)
         try:
-            while term._reading_since_s is None:
+            while query._reading_since_s is None:
                 time.sleep(0.001)
-            term._follow(ended())
+            query._follow(ended())
         finally:
-            term._run.stopping = Flag()
+            query._run.stopping = Flag()
             go_on.set()
         assert [as_text(one).split(" for ")[0] for one in told] == ["waiting: Spark has been reading records"]
         applying.result(60)
-        assert term._reading_since_s is None
+        assert query._reading_since_s is None
 
 
 def test_spark_that_begins_no_micro_batch_for_what_the_queue_has_is_told(queue, reader, tmp_path, monkeypatch):
     """As where the Python process that plans them stands still. What came since the last look may still be on its way."""
-    monkeypatch.setattr(term_module, "_collected", lambda _records: [ChangeRow(5, ROW)])
+    monkeypatch.setattr(query_module, "_collected", lambda _records: [ChangeRow(5, ROW)])
     events: list[Event] = []
     target = Claims(Position(5, 5))
     target.position_beside = lambda _queue_id: target.stored
 
-    def looks(term, query) -> list[str]:
+    def looks(of_spark) -> list[str]:
         events.clear()
         for _ in range(2):
-            term._slow_at_s = 0.0
-            term._run.stopping = Flag()
-            term._run.stopping.wait = lambda _s: term._run.stopping.set()
-            term._follow(query)
-        term._run.stopping = Flag()
+            query._slow_at_s = 0.0
+            query._run.stopping = Flag()
+            query._run.stopping.wait = lambda _s: query._run.stopping.set()
+            query._follow(of_spark)
+        query._run.stopping = Flag()
         return [as_text(event).split(" for ")[0] for event in events]
 
-    with replay_term(target, reader, tmp_path, events) as term:
-        term._application = SimpleNamespace(position=5, apply=lambda _rows: Outcome(5, 0))
+    application = SimpleNamespace(position=5, apply=lambda _rows: Outcome(5, 0))
+    with replay_query(target, reader, tmp_path, events, application) as query:
         queue.append_values([ROW] * 5, 0)
-        assert looks(term, ended()) == []  # all is in the target
+        assert looks(ended()) == []  # all is in the target
         queue.append_values([ROW] * 5, 5)
-        assert looks(term, ended()) == ["waiting: Spark has begun no micro-batch"]
-        assert looks(term, ended()) == ["waiting: Spark has begun no micro-batch"] * 2
+        assert looks(ended()) == ["waiting: Spark has begun no micro-batch"]
+        assert looks(ended()) == ["waiting: Spark has begun no micro-batch"] * 2
         for batch_id in range(2):  # one of many that are to bring all this
-            term._apply_batch(None, batch_id)
-            assert looks(term, ended()) == ["waiting: Spark has begun no micro-batch"]
+            query._apply_batch(None, batch_id)
+            assert looks(ended()) == ["waiting: Spark has begun no micro-batch"]
         unfinished = ended(10)
         unfinished.lastProgress  # noqa: B018 - the second one has it
-        assert looks(term, unfinished) == []  # of a transaction
+        assert looks(unfinished) == []  # of a transaction
         queue.tells_committed = False
-        assert looks(term, unfinished) == []
+        assert looks(unfinished) == []
 
 
 @pytest.mark.parametrize("stored", [Position(35, 5), None])
@@ -426,12 +428,13 @@ def test_a_target_that_was_set_back_is_noticed_while_nothing_comes(queue, reader
         return answer
 
     target.position_beside = tell
-    with replay_term(target, reader, tmp_path, []) as term:
-        term._run.stopping.wait = lambda _s: setattr(term, "_look_at_s", 0.0)
-        application = term._application = SimpleNamespace(position=70)
+    application = SimpleNamespace(position=70)
+    with replay_query(target, reader, tmp_path, [], application) as query:
+        query._run.stopping.wait = lambda _s: setattr(query, "_look_at_s", 0.0)
         with pytest.raises(PositionMoved, match=rf"offset {stored.offset if stored else 0}, and had all up to 75"):
-            term._follow(SimpleNamespace(isActive=True))
-        assert answers == []
+            query._follow(SimpleNamespace(isActive=True))
+    assert answers == []
+    with replay_term(target, reader, tmp_path, []) as term:
         term._judge(PositionMoved("it was set back"))
     assert target.is_closed  # and asked anew: the server of before may answer still
 
@@ -444,7 +447,7 @@ def test_where_the_target_stands_before_the_cursor_the_subscription_goes_back_th
     """What lay between counted as read by all: retention let it go while it was applied again."""
     queue.append_values([ROW] * 10, 0)
     events: list[Event] = []
-    monkeypatch.setattr(ReplayTerm, "_started", lambda *_: pytest.fail("a query starts before"))
+    monkeypatch.setattr(ReplayQuery, "_started", lambda *_: pytest.fail("a query starts before"))
     with replay_term(Claims(Position(5, 4)), reader, tmp_path, events, term=Term(3, 1, 5, 5 if wanted else 8)) as term:
         subscriber = term._subscriber
         subscriber.unanswered = unanswered
@@ -475,7 +478,7 @@ def test_idle_is_a_replay_whose_target_still_has_what_was_applied(queue, reader,
         return SimpleNamespace(isActive=True, stop=lambda: None)
 
     left = [5]
-    monkeypatch.setattr(ReplayTerm, "_started", started)
+    monkeypatch.setattr(ReplayQuery, "_started", started)
     with replay_term(target, reader, tmp_path, events, until_idle_s=0.0) as term:
         term.run()
         assert term._run.stopping.is_set()
@@ -486,16 +489,16 @@ def test_idle_is_a_replay_whose_target_still_has_what_was_applied(queue, reader,
 def test_a_query_knows_of_the_snapshot_that_was_under_way_where_it_begins(no_query, queue, reader, tmp_path):
     """What was lost of it while another one failed, as with the disks of the member it read from, was passed over."""
     queue.append_values([ROW] * 10, 0)
-    with replay_term(Claims(Position(10, 4, Snapshot(1, 7))), reader, tmp_path, []) as term:
-        with pytest.raises(QueryFailed):
-            term._stream()
-        assert term._application.snapshot == Snapshot(1, 7)
+    target = Claims(Position(10, 4, Snapshot(1, 7)))
+    with replay_term(target, reader, tmp_path, []) as term, pytest.raises(QueryFailed):
+        term._stream()
+    assert no_query[0]._application.snapshot == Snapshot(1, 7)
 
 
 def test_a_target_that_does_not_answer_a_claim_is_told_and_keeps_no_replay_from_stopping(
     queue, reader, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(term_module, "SLOW_S", 0.1)
+    monkeypatch.setattr(query_module, "SLOW_S", 0.1)
     target, given_up, told = Claims(), threading.Event(), []
 
     def hang(*_, **__):
@@ -571,12 +574,26 @@ def replay_term(
     max_records: int = 20_000,
     term: Term = TERM,
     until_idle_s: float | None = None,
+    spark: object = None,
 ):
     settings = ReplaySettings("nowhere", "stock", "dsn", max_records=max_records, until_idle_s=until_idle_s)
     run = Run(settings, events.append)
     run.grant(term)
-    with ReplayTerm(run, spark_s(lambda: False), target, reader, Elected(), term, tmp_path) as made:
+    with ReplayTerm(run, spark or spark_s(lambda: False), target, reader, Elected(), term, tmp_path) as made:
         yield made
+
+
+@contextmanager
+def replay_query(target, reader, tmp_path: Path, events: list[Event], application=None, **options):
+    """One of a term's, at the target's beginning. `application`: which stands in for its own."""
+    with replay_term(target, reader, tmp_path, events, **options) as term:
+        yield query_of(term, application)
+
+
+def query_of(term: ReplayTerm, application=None) -> ReplayQuery:
+    if application is not None:
+        term._application = application
+    return term
 
 
 def test_a_target_that_has_nothing_begins_at_the_snapshot_and_later_where_it_stands(no_query, queue, reader, tmp_path):
@@ -598,7 +615,7 @@ def test_a_snapshot_that_is_given_up_before_the_target_had_any_of_it_is_not_pass
     no_query, queue, reader, tmp_path, monkeypatch
 ):
     """The target had been put there when it was claimed, and took what came behind for what follows."""
-    monkeypatch.setattr(term_module, "_collected", lambda records: records)
+    monkeypatch.setattr(query_module, "_collected", lambda records: records)
     without_its_first_link(queue, BEGIN, ROW)
     target = Claims()
     with replay_term(target, reader, tmp_path, []) as term:
@@ -610,7 +627,7 @@ def test_a_snapshot_that_is_given_up_before_the_target_had_any_of_it_is_not_pass
             with pytest.raises(
                 WorldError, match="were given up before the target had any: it was to begin at offset 10"
             ):
-                term._apply_batch(rows, 0)
+                no_query[-1]._apply_batch(rows, 0)
         with pytest.raises(NoSnapshot):
             term._stream()
     assert target.stored.offset == 0
@@ -618,13 +635,13 @@ def test_a_snapshot_that_is_given_up_before_the_target_had_any_of_it_is_not_pass
 
 def test_the_first_record_is_missed_whatever_a_coordinator_tells_of_it(queue, reader, tmp_path, monkeypatch):
     """One that lagged still knew of no gap, and the target took what came behind it."""
-    monkeypatch.setattr(term_module, "_collected", lambda records: records)
-    with replay_term(Claims(), reader, tmp_path, []) as term:
-        term._application = SimpleNamespace(position=0, apply=lambda rows: Outcome(0, len(rows)))
+    monkeypatch.setattr(query_module, "_collected", lambda records: records)
+    application = SimpleNamespace(position=0, apply=lambda rows: Outcome(0, len(rows)))
+    with replay_query(Claims(), reader, tmp_path, [], application) as query:
         with pytest.raises(WorldError, match="it was to begin at offset 0"):
-            term._apply_batch([ChangeRow(2**40, ROW)], 0)
+            query._apply_batch([ChangeRow(2**40, ROW)], 0)
         for batch_id, offset in enumerate((0, 1)):  # a transaction that goes on
-            term._apply_batch([ChangeRow(offset, ROW)], batch_id)
+            query._apply_batch([ChangeRow(offset, ROW)], batch_id)
 
 
 def test_a_subscription_that_was_made_again_is_newer_than_the_one_before_whose_tokens_were_higher(
@@ -641,30 +658,29 @@ def test_a_subscription_that_was_made_again_is_newer_than_the_one_before_whose_t
 
 def test_a_replay_that_is_to_stop_reads_no_more_of_a_large_transaction(queue, reader, tmp_path, monkeypatch):
     events: list[Event] = []
-    with replay_term(Claims(), reader, tmp_path, events) as term:
-        monkeypatch.setattr(term, "_source", lambda _: pytest.fail("it reads"))
-        term._spark = SimpleNamespace(read=None)
-        term._batch_end = 100
+    with replay_query(Claims(), reader, tmp_path, events, spark=SimpleNamespace(read=None)) as query:
+        monkeypatch.setattr(query, "_source", lambda _: pytest.fail("it reads"))
+        query._batch_end = 100
         with pytest.raises(pytest.fail.Exception):
-            term._read_range(10, 20)
+            query._read_range(10, 20)
         assert events == [Applying("stock", 10, 100)]
         assert as_text(events[0]).startswith("a large transaction: 10 of 100 carried out")
         with pytest.raises(pytest.fail.Exception):
-            term._read_range(20, 30)
+            query._read_range(20, 30)
         assert len(events) == 1  # a word now and then
-        term._run.stopping.set()
+        query._run.stopping.set()
         with pytest.raises(_Abandoned):
-            term._read_range(30, 40)
+            query._read_range(30, 40)
 
 
 def test_tasks_are_told_what_may_come_to_the_driver_at_once(queue, reader, tmp_path, monkeypatch):
-    monkeypatch.setattr(term_module, "result_limit_bytes", lambda _spark: 5)
+    monkeypatch.setattr(query_module, "result_limit_bytes", lambda _spark: 5)
     given: dict[str, object] = {}
     source = SimpleNamespace(
         format=lambda _name: source, option=lambda name, value: given.update({name: value}) or source
     )
-    with replay_term(Claims(), reader, tmp_path, []) as term:
-        assert term._source(source) is source
+    with replay_query(Claims(), reader, tmp_path, []) as query:
+        assert query._source(source) is source
     assert read_options(given, is_stream=True).max_task_bytes == 5
 
 
@@ -754,15 +770,15 @@ def test_micro_batches_that_were_halved_grow_again_while_they_pass(queue, reader
         sizes.append(self._size.records)
         self._applied_id, self._application.position = 0, 10
         for now_s in (0.0, FIRST_S):
-            monkeypatch.setattr(term_module, "boottime_s", lambda now_s=now_s: now_s)
+            monkeypatch.setattr(query_module, "boottime_s", lambda now_s=now_s: now_s)
             self._came_to(Outcome(10, 1), 5, 0.0)
         monkeypatch.undo()
-        monkeypatch.setattr(ReplayTerm, "_started", started)
+        monkeypatch.setattr(ReplayQuery, "_started", started)
         if len(sizes) == 3:
             self._run.stopping.set()
         return SimpleNamespace(isActive=True, stop=lambda: None)
 
-    monkeypatch.setattr(ReplayTerm, "_started", started)
+    monkeypatch.setattr(ReplayQuery, "_started", started)
     queue.append_values([ROW] * 20, 0)
     events: list[Event] = []
     with replay_term(Claims(Position(10, 4)), reader, tmp_path, events) as term:
@@ -814,10 +830,9 @@ def test_the_last_try_is_made_with_one_record_at_a_time(queue, reader, tmp_path)
 def test_micro_batches_that_only_lead_into_a_transaction_do_not_keep_those_behind_them_large(
     queue, reader, tmp_path, monkeypatch, reached, size
 ):
-    monkeypatch.setattr(term_module, "_collected", lambda _records: [ChangeRow(5, ROW)])
+    monkeypatch.setattr(query_module, "_collected", lambda _records: [ChangeRow(5, ROW)])
     with replay_term(Claims(), reader, tmp_path, []) as term:
-        term._application = SimpleNamespace(position=5, apply=lambda _rows: Outcome(reached, 1))
-        term._apply_batch(None, 0)
+        query_of(term, SimpleNamespace(position=5, apply=lambda _rows: Outcome(reached, 1)))._apply_batch(None, 0)
         Ending(term, QueryFailed("larger than spark.driver.maxResultSize"))
         term.run()
         assert term._size.records == size
@@ -825,12 +840,12 @@ def test_micro_batches_that_only_lead_into_a_transaction_do_not_keep_those_behin
 
 def test_records_that_are_read_anew_within_their_transaction_are_counted_once(queue, reader, tmp_path, monkeypatch):
     rows = [ChangeRow(offset, ROW) for offset in range(5, 9)]
-    monkeypatch.setattr(term_module, "_collected", lambda records: records)
-    with replay_term(Claims(), reader, tmp_path, []) as term:
-        term._application = SimpleNamespace(position=5, apply=lambda part: Outcome(5, len(part)))
+    monkeypatch.setattr(query_module, "_collected", lambda records: records)
+    application = SimpleNamespace(position=5, apply=lambda part: Outcome(5, len(part)))
+    with replay_query(Claims(), reader, tmp_path, [], application) as query:
         for part in (rows[:2], rows[:2], rows[:3], rows[3:]):  # the second query begins anew, and so does the third
-            term._apply_batch(part, 0)
-        assert term._run.records == 4
+            query._apply_batch(part, 0)
+        assert query._run.records == 4
 
 
 def test_records_that_nobody_gives_are_waited_for_however_long_and_not_in_smaller_parts(queue, reader, tmp_path):
@@ -839,7 +854,9 @@ def test_records_that_nobody_gives_are_waited_for_however_long_and_not_in_smalle
     traced = "".join(traceback.format_exception(late.value))
     events: list[Event] = []
     with replay_term(Claims(), reader, tmp_path, events) as term:
-        failed = term._query_failure(SimpleNamespace(exception=lambda: f"Caused by: PythonException: {traced}"))
+        failed = query_of(term)._query_failure(
+            SimpleNamespace(exception=lambda: f"Caused by: PythonException: {traced}")
+        )
         Ending(term, *[failed] * 30)
         term.run()
         assert term._size.records == 20_000
@@ -868,8 +885,8 @@ def test_output_that_nobody_takes_ends_it_as_it_ends_other_commands(queue, reade
             self._apply_batch(None, 0)
         return SimpleNamespace(isActive=False, stop=lambda: None)
 
-    monkeypatch.setattr(term_module, "_collected", lambda _records: [])
-    monkeypatch.setattr(ReplayTerm, "_started", started)
+    monkeypatch.setattr(query_module, "_collected", lambda _records: [])
+    monkeypatch.setattr(ReplayQuery, "_started", started)
     queue.append_values([ROW] * 10, 0)
     with replay_term(Claims(Position(5, 4)), reader, tmp_path, []) as term:
         term._run.report = report
@@ -877,7 +894,9 @@ def test_output_that_nobody_takes_ends_it_as_it_ends_other_commands(queue, reade
             term.run()
 
 
-def test_a_target_at_the_end_of_what_was_given_up_does_not_need_it_to_be_kept(queue, reader, tmp_path, monkeypatch):
+def test_a_target_at_the_end_of_what_was_given_up_does_not_need_it_to_be_kept(
+    no_query, queue, reader, tmp_path, monkeypatch
+):
     queue.append_values([ROW] * 10, 0)
     queue.links[-1].end = 10
     queue.links.append(Link(2, 2**40))
@@ -887,17 +906,13 @@ def test_a_target_at_the_end_of_what_was_given_up_does_not_need_it_to_be_kept(qu
         def apply_parts(self, queue_id, start, end, parts, token, snapshot):
             moves.append((start, end))
 
-    monkeypatch.setattr(term_module, "_collected", lambda _records: [])
-    with replay_term(Moved(), reader, tmp_path, []) as term:
-        for position in (5, 10):
-            term._application = Application(term._target, QUEUE_ID, 5, position, None)
-            term._apply_batch(None, 0)
+    monkeypatch.setattr(query_module, "_collected", lambda _records: [])
+    target = Moved()
+    for position in (5, 10):
+        application = Application(target, QUEUE_ID, 5, position, None)
+        with replay_query(target, reader, tmp_path, [], application) as query:
+            query._apply_batch(None, 0)
     assert moves == [(10, 2**40)]
-
-    def started(self, offset, checkpoint):
-        raise QueryFailed(f"a query would start at {offset}")
-
-    monkeypatch.setattr(ReplayTerm, "_started", started)
     with (
         replay_term(Moved(Position(10, 4)), reader, tmp_path, []) as term,
         pytest.raises(QueryFailed, match=f"start at {2**40}"),
@@ -934,8 +949,8 @@ def ended(*end_offsets: int) -> SimpleNamespace:
 def test_a_target_goes_behind_the_re_sends_that_come_last(queue, reader, tmp_path, monkeypatch, values, last, moves):
     """Their link was never drained, and its group not admitted again, for as long as no further record came."""
     queue.append_values([ROW] * 8, 0)
-    monkeypatch.setattr(term_module, "_collected", lambda records: records)
-    monkeypatch.setattr(term_module, "_QUIET_S", 0.0)
+    monkeypatch.setattr(query_module, "_collected", lambda records: records)
+    monkeypatch.setattr(query_module, "_QUIET_S", 0.0)
     made: list[tuple[int, int]] = []
 
     class Moved(Claims):
@@ -949,17 +964,18 @@ def test_a_target_goes_behind_the_re_sends_that_come_last(queue, reader, tmp_pat
             return {}
 
     events: list[Event] = []
-    with replay_term(Moved(), reader, tmp_path, events) as term:
+    target = Moved()
+    application = Application(target, QUEUE_ID, 5, 3, None)
+    with replay_query(target, reader, tmp_path, events, application) as query:
         cursors: list[int] = []
-        term._cursor.want = cursors.append
-        term._application = Application(term._target, QUEUE_ID, 5, 3, None)
-        term._look_at_s = boottime_s() + 60
+        query._cursor.want = cursors.append
+        query._look_at_s = boottime_s() + 60
         for batch_id in range(last + 1):
             part = values if batch_id == last else []
-            term._apply_batch([ChangeRow(offset, value) for offset, value in enumerate(part, 3)], batch_id)
+            query._apply_batch([ChangeRow(offset, value) for offset, value in enumerate(part, 3)], batch_id)
         looks = iter(range(4))
-        term._run.stopping.wait = lambda _s: next(looks, None) is None and term._run.stopping.set()
-        term._follow(ended(*[8] * (1 if (values, last) == ([], 1) else last + 1)))
+        query._run.stopping.wait = lambda _s: next(looks, None) is None and query._run.stopping.set()
+        query._follow(ended(*[8] * (1 if (values, last) == ([], 1) else last + 1)))
     assert made == moves
     assert cursors[-1] == (moves[-1][1] if moves else 3)
     assert [one.offset for one in events if isinstance(one, Progress)] == cursors
@@ -969,7 +985,7 @@ def test_a_target_that_waited_for_what_was_given_up_goes_on_at_a_snapshot(
     no_query, queue, reader, tmp_path, monkeypatch
 ):
     """It had been claimed at 0, and would have had what came behind the first link alone."""
-    monkeypatch.setattr(term_module, "_collected", lambda records: records)
+    monkeypatch.setattr(query_module, "_collected", lambda records: records)
     target = Claims()
     with replay_term(target, reader, tmp_path, []) as term:
         with pytest.raises(QueryFailed, match="start at 0"):
@@ -977,7 +993,7 @@ def test_a_target_that_waited_for_what_was_given_up_goes_on_at_a_snapshot(
         queue.links = [Link(1, 0, end=0), Link(2, 2**40)]
         for rows in ([], [ChangeRow(2**40, ROW)]):
             with pytest.raises(WorldError, match="first records of queue 'stock' were given up"):
-                term._apply_batch(rows, 0)
+                no_query[-1]._apply_batch(rows, 0)
         with pytest.raises(NoSnapshot):
             term._stream()
         assert target.stored.offset == 0
