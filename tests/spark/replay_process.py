@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 
 from seriatim.cli.main import run
-from seriatim.consumer.spark import replay, term
+from seriatim.consumer.spark import query, replay, work
 from seriatim.consumer.spark.cursor import CursorKeeper
 from seriatim.consumer.spark.targets.postgres import PostgresTarget
 
@@ -41,7 +41,7 @@ def want_watched(self, offset):
     step("cursor wanted")
 
 
-replay.SLOW_S = term.SLOW_S = 2.0
+replay.SLOW_S = query.SLOW_S = work.SLOW_S = 2.0
 PostgresTarget.__init__ = make_watched_target
 CursorKeeper.want = want_watched
 

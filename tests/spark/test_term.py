@@ -17,21 +17,22 @@ from fake_queue import QUEUE_ID, FakeQueue, Link
 from seriatim.cli.replay import as_text
 from seriatim.consumer.range_reader import RangeReader
 from seriatim.consumer.spark import engine
-from seriatim.consumer.spark import term as query_module
+from seriatim.consumer.spark import query as query_module
 from seriatim.consumer.spark.application import Application, Outcome
 from seriatim.consumer.spark.apply.plan import ChangeRow, Snapshot
 from seriatim.consumer.spark.batch_size import FIRST_S
 from seriatim.consumer.spark.beginning import NoSnapshot, RecordsGone, begins_snapshot, first_offset
 from seriatim.consumer.spark.checkpoints import query_folder
 from seriatim.consumer.spark.engine import check_java, driver_memory, python_sockets
+from seriatim.consumer.spark.failures import QueryFailed, SparkGone, last_line
 from seriatim.consumer.spark.options import read_options
 from seriatim.consumer.spark.progress import Applying, Event, Progress, Started, Waiting
+from seriatim.consumer.spark.query import ReplayQuery, _Abandoned
 from seriatim.consumer.spark.replay import Replay
 from seriatim.consumer.spark.run import ReplaySettings, Run
 from seriatim.consumer.spark.targets.errors import PositionMoved, TargetLost
 from seriatim.consumer.spark.targets.postgres import Position
-from seriatim.consumer.spark.term import QueryFailed, ReplayTerm, SparkGone, _Abandoned, _last_line
-from seriatim.consumer.spark.term import ReplayTerm as ReplayQuery
+from seriatim.consumer.spark.term import ReplayTerm
 from seriatim.consumer.subscriber import Term
 from seriatim.protocol.change import Change, Origin, encode
 from seriatim.protocol.clock import boottime_s, now_ms
@@ -186,7 +187,7 @@ def test_of_spark_s_traces_the_line_is_told_that_says_what_happened():
 Caused by: org.apache.spark.SparkException: Job aborted: results are bigger than spark.driver.maxResultSize
 \tat org.apache.spark.util.SparkErrorUtils.tryWithSafeFinally$(SparkErrorUtils.scala:83)
 \t... 1 more"""
-    assert _last_line(trace) == (
+    assert last_line(trace) == (
         "org.apache.spark.SparkException: Job aborted: results are bigger than spark.driver.maxResultSize"
     )
     python = """Caused by: org.apache.spark.api.python.PythonException: Traceback (most recent call last):
@@ -194,7 +195,7 @@ Caused by: org.apache.spark.SparkException: Job aborted: results are bigger than
 seriatim.protocol.errors.Fenced: a newer reader
 
 \tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException(PythonRunner.scala:1)"""
-    assert _last_line(python) == "seriatim.protocol.errors.Fenced: a newer reader"
+    assert last_line(python) == "seriatim.protocol.errors.Fenced: a newer reader"
     ended = """Job 3 cancelled because SparkContext was shut down
 === Streaming Query ===
 Identifier: [id = 3b, runId = 9c]
@@ -203,10 +204,10 @@ Thread State: RUNNABLE
 
 Logical Plan:
 +- ~StreamingDataSourceV2ScanRelation[queue#28, offset#29L] seriatim"""
-    assert _last_line(ended) == "Job 3 cancelled because SparkContext was shut down"
-    assert _last_line("java.io.EOFException\nwhile a task was read") == "java.io.EOFException"
-    assert _last_line("nothing to see") == "nothing to see"
-    assert _last_line("") == "no reason given"
+    assert last_line(ended) == "Job 3 cancelled because SparkContext was shut down"
+    assert last_line("java.io.EOFException\nwhile a task was read") == "java.io.EOFException"
+    assert last_line("nothing to see") == "nothing to see"
+    assert last_line("") == "no reason given"
 
 
 def java_is_gone():
@@ -449,11 +450,11 @@ def test_where_the_target_stands_before_the_cursor_the_subscription_goes_back_th
     events: list[Event] = []
     monkeypatch.setattr(ReplayQuery, "_started", lambda *_: pytest.fail("a query starts before"))
     with replay_term(Claims(Position(5, 4)), reader, tmp_path, events, term=Term(3, 1, 5, 5 if wanted else 8)) as term:
-        subscriber = term._subscriber
+        subscriber = term._work.subscriber
         subscriber.unanswered = unanswered
         if wanted:
-            term._cursor.want(wanted)
-            while not term._cursor._is_committing:
+            term._work.cursor.want(wanted)
+            while not term._work.cursor._is_committing:
                 time.sleep(0.001)
         for _ in range(unanswered):
             with pytest.raises(Unreachable):
@@ -461,8 +462,8 @@ def test_where_the_target_stands_before_the_cursor_the_subscription_goes_back_th
         term._stream()
         assert subscriber.steps == [("committed", 8), ("sought", 5)] if wanted else [("sought", 5)]
         assert events == []
-        term._cursor.want(6)
-        term._cursor.finish()
+        term._work.cursor.want(6)
+        term._work.cursor.finish()
         assert subscriber.steps[-1] == ("committed", 6)
 
 
@@ -474,7 +475,7 @@ def test_idle_is_a_replay_whose_target_still_has_what_was_applied(queue, reader,
 
     def started(self, offset, checkpoint):
         target.stored, left[0] = Position(left[0], 4), 10
-        self._application.position = 10
+        self.application.position = 10
         return SimpleNamespace(isActive=True, stop=lambda: None)
 
     left = [5]
@@ -492,7 +493,7 @@ def test_a_query_knows_of_the_snapshot_that_was_under_way_where_it_begins(no_que
     target = Claims(Position(10, 4, Snapshot(1, 7)))
     with replay_term(target, reader, tmp_path, []) as term, pytest.raises(QueryFailed):
         term._stream()
-    assert no_query[0]._application.snapshot == Snapshot(1, 7)
+    assert no_query[0].application.snapshot == Snapshot(1, 7)
 
 
 def test_a_target_that_does_not_answer_a_claim_is_told_and_keeps_no_replay_from_stopping(
@@ -591,9 +592,10 @@ def replay_query(target, reader, tmp_path: Path, events: list[Event], applicatio
 
 
 def query_of(term: ReplayTerm, application=None) -> ReplayQuery:
+    query = ReplayQuery(term._work, Position(0, TERM.fence))
     if application is not None:
-        term._application = application
-    return term
+        query.application = application
+    return query
 
 
 def test_a_target_that_has_nothing_begins_at_the_snapshot_and_later_where_it_stands(no_query, queue, reader, tmp_path):
@@ -729,8 +731,10 @@ class Failing:
 
     def _stream(self) -> None:
         term = self._term
-        term._has_moved = term._size.records <= self._passing
-        self.sizes.append(term._size.records)
+        term._work.size.begin()
+        if term._work.size.records <= self._passing:
+            term._work.size.moved(0.0)
+        self.sizes.append(term._work.size.records)
         if len(self.sizes) == 4:
             term._run.stopping.set()
             return
@@ -767,8 +771,8 @@ def test_micro_batches_that_were_halved_grow_again_while_they_pass(queue, reader
     sizes: list[int] = []
 
     def started(self, offset, checkpoint):
-        sizes.append(self._size.records)
-        self._applied_id, self._application.position = 0, 10
+        sizes.append(self._work.size.records)
+        self._applied_id, self.application.position = 0, 10
         for now_s in (0.0, FIRST_S):
             monkeypatch.setattr(query_module, "boottime_s", lambda now_s=now_s: now_s)
             self._came_to(Outcome(10, 1), 5, 0.0)
@@ -782,8 +786,8 @@ def test_micro_batches_that_were_halved_grow_again_while_they_pass(queue, reader
     queue.append_values([ROW] * 20, 0)
     events: list[Event] = []
     with replay_term(Claims(Position(10, 4)), reader, tmp_path, events) as term:
-        term._size.halve()
-        term._size.halve()
+        term._work.size.halve()
+        term._work.size.halve()
         term.run()
         assert sizes == [5_000, 10_000, 20_000]
     told = [event.reason for event in events if isinstance(event, Waiting)]
@@ -820,7 +824,7 @@ def test_the_last_try_is_made_with_one_record_at_a_time(queue, reader, tmp_path)
     with replay_term(Claims(), reader, tmp_path, []) as term:
         Ending(term, *[QueryFailed("larger than spark.driver.maxResultSize")] * 14)
         term.run()
-        assert term._size.records == 1
+        assert term._work.size.records == 1
         Ending(term, QueryFailed("a task failed"))
         with pytest.raises(QueryFailed):
             term.run()
@@ -835,7 +839,7 @@ def test_micro_batches_that_only_lead_into_a_transaction_do_not_keep_those_behin
         query_of(term, SimpleNamespace(position=5, apply=lambda _rows: Outcome(reached, 1)))._apply_batch(None, 0)
         Ending(term, QueryFailed("larger than spark.driver.maxResultSize"))
         term.run()
-        assert term._size.records == size
+        assert term._work.size.records == size
 
 
 def test_records_that_are_read_anew_within_their_transaction_are_counted_once(queue, reader, tmp_path, monkeypatch):
@@ -859,7 +863,7 @@ def test_records_that_nobody_gives_are_waited_for_however_long_and_not_in_smalle
         )
         Ending(term, *[failed] * 30)
         term.run()
-        assert term._size.records == 20_000
+        assert term._work.size.records == 20_000
     assert [event.reason for event in events] == [str(failed)] * 30
     assert "waiting for" in str(failed)
 
@@ -867,9 +871,9 @@ def test_records_that_nobody_gives_are_waited_for_however_long_and_not_in_smalle
 def test_a_newer_token_ends_the_replay_only_where_its_own_clock_says_that_it_is_elected(queue, reader, tmp_path):
     with replay_term(Claims(), reader, tmp_path, []) as term:
         Ending(term, Fenced("the target has a newer token"))
-        term._subscriber.term = None  # it was stopped, and isn't told yet
+        term._work.subscriber.term = None  # it was stopped, and isn't told yet
         term.run()
-        term._subscriber.term = term._term
+        term._work.subscriber.term = term._work.term
         Ending(term, Fenced("the target has a newer token"))
         with pytest.raises(Fenced):
             term.run()
@@ -968,7 +972,7 @@ def test_a_target_goes_behind_the_re_sends_that_come_last(queue, reader, tmp_pat
     application = Application(target, QUEUE_ID, 5, 3, None)
     with replay_query(target, reader, tmp_path, events, application) as query:
         cursors: list[int] = []
-        query._cursor.want = cursors.append
+        query._work.cursor.want = cursors.append
         query._look_at_s = boottime_s() + 60
         for batch_id in range(last + 1):
             part = values if batch_id == last else []

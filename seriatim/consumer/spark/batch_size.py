@@ -16,11 +16,15 @@ MAX_S: Final = 3600.0
 
 
 class BatchSize:
-    """`records`: what a micro-batch of the next query may have, 1 ≤ records ≤ limit. `may_grow`: it is time for a query with more."""
+    """`records`: what a micro-batch of the next query may have, 1 ≤ records ≤ limit. `may_grow`: it is time for a query with more.
+
+    `failures`: of queries, since one moved the target.
+    """
 
     def __init__(self, limit: int) -> None:
         self.records = limit
         self.may_grow = False
+        self.failures = 0
         self._limit = limit
         self._while_s = FIRST_S
         self._has_grown = False  # since it was last halved
@@ -31,10 +35,16 @@ class BatchSize:
         self.may_grow = False
         self._moving_since_s = None
 
+    @property
+    def has_moved(self) -> bool:
+        """Whether the query that runs, or was the last, has moved the target."""
+        return self._moving_since_s is not None
+
     def moved(self, now_s: float) -> None:
         """A micro-batch has moved the target. Only then it may be time: a transaction that is unfinished would be read anew."""
         if self._moving_since_s is None:
             self._moving_since_s = now_s
+        self.failures = 0
         self.may_grow = self.records < self._limit and now_s - self._moving_since_s >= self._while_s
 
     def grow(self) -> None:

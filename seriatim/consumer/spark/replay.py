@@ -8,7 +8,7 @@ ends the replay, with the record's offset and what to do.
 Why nothing is lost or repeated: the target compares position and token in the transaction that applies a micro-batch.
 Everything else here (election, checkpoint, cursor) may be late or wrong and costs only time.
 
-`Replay` is the whole, `term.ReplayTerm` one time of being elected.
+`Replay` is the whole, `term.ReplayTerm` one time of being elected, `query.ReplayQuery` one streaming query of that time.
 """
 
 from __future__ import annotations
