@@ -115,7 +115,7 @@ class CoordinatorProcess:
             gives_way=True,
         )
         self._description = Description(self._store, self._members)
-        self._operations = Operations(self._store, self._members, self._execution, self._description)
+        self._operations = Operations(self._store, self._execution, self._description)
         self._background = BackgroundWork(
             self._store,
             self._members,

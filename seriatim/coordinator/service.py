@@ -14,6 +14,7 @@ import grpc.aio
 
 from seriatim import __version__
 from seriatim.coordinator import messages, views
+from seriatim.coordinator.abandoning import Abandoning
 from seriatim.coordinator.administration import Operations
 from seriatim.coordinator.core import subscriptions
 from seriatim.coordinator.core.acquire_read import ReadRequest
@@ -75,6 +76,7 @@ class CoordinatorService(CoordinatorServicer):
         self._execution = execution
         self._description = description
         self._operations = operations
+        self._abandoning = Abandoning(store, members)
         self._recovery = Recovery(store, members)
         self._views: dict[QueueId, _Made] = {}
         self._turns = asyncio.Lock()
@@ -299,7 +301,11 @@ class CoordinatorService(CoordinatorServicer):
     ListQueues = _by_operator(Operations.list_queues)
     DeleteQueue = _by_operator(Operations.delete_queue)
     RotateQueue = _by_operator(Operations.rotate_queue)
-    AbandonLink = _by_operator(Operations.abandon_link)
+
+    @rpc.answers_errors
+    async def AbandonLink(self, request: pb.AbandonLinkRequest, context: _Context) -> pb.AbandonLinkReply:
+        """Give up what is gone for good (protocol.md 5.7)."""
+        return await self._abandoning.abandon_link(request)
 
     @rpc.answers_errors
     async def RecoverQueue(self, request: pb.RecoverQueueRequest, context: _Context) -> pb.RecoverQueueReply:

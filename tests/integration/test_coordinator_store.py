@@ -502,7 +502,7 @@ def test_where_readers_of_a_deleted_subscription_stood_for_election_goes_with_it
             )
             for path in (one, other, third):
                 await own.ensure(path)
-            operations = Operations(store, *[cast(Any, None)] * 3)
+            operations = Operations(store, *[cast(Any, None)] * 2)
             request = pb.SubscriptionRequest(queue="orders", subscription="s")
             async with elected(zookeeper, one):
                 await operations.delete_subscription(request)
@@ -530,7 +530,7 @@ def test_a_queue_that_is_made_again_by_the_same_call_is_there(zookeeper: str, mo
                 return made
 
             monkeypatch.setattr(own, "create", unheard)
-            operations, again = (Operations(one, *[cast(Any, None)] * 3) for one in (store, next_one))
+            operations, again = (Operations(one, *[cast(Any, None)] * 2) for one in (store, next_one))
             settings = pb.QueueSettings(flush_ms=7)
             request = pb.CreateQueueRequest(queue="orders", settings=settings, cause_id="create-1")
             await refused(operations.create_queue(request), Unreachable)
@@ -578,7 +578,7 @@ def test_a_queue_is_made_under_no_id_at_which_somebody_still_stands_for_election
         async with started_store(zookeeper) as (_, store):
             monkeypatch.setattr(coordinator_store, "now_ms", lambda: 1)
             async with elected(zookeeper, store.paths.senders(QueueId(1))):
-                operations = Operations(store, *[cast("Any", None)] * 3)
+                operations = Operations(store, *[cast("Any", None)] * 2)
                 assert (await operations.create_queue(pb.CreateQueueRequest(queue="orders"))).queue_id == 2
 
     asyncio.run(scenario())
@@ -1042,7 +1042,7 @@ def test_a_planned_switch_looks_up_the_group_that_it_leads_to_and_no_other(zooke
             )
             document = chain.next_link(document, store.registry, avoid={}, now_ms=0)
             read = noting_reads(own)
-            operations = Operations(store, *[cast(Any, None)] * 3)
+            operations = Operations(store, *[cast(Any, None)] * 2)
             assert await operations._next_group(document) == "g2"
             assert {path.split("/")[4] for path in read} == {"g2"}
             # What is remembered is old: nobody follows the watches here.

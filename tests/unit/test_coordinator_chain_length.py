@@ -237,7 +237,7 @@ def test_no_planned_switch_is_made_with_a_chain_in_which_failures_need_the_room(
             self.switched += 1
             return world.document, world.version
 
-    operations = Switches(store, members, cast("Any", None), description)
+    operations = Switches(store, cast("Any", None), description)
 
     async def all_ways() -> tuple[bool, set[str]]:
         is_rotated = await operations.rotate_aged(QueueId(1), Epoch(1), "test")

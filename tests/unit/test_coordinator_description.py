@@ -141,7 +141,7 @@ def test_a_position_that_cant_be_told_now_is_looked_for_again(monkeypatch: pytes
         return answer
 
     nothing = cast("Any", None)
-    operations = Operations(cast("Store", OneStore()), nothing, nothing, cast("Description", Untold()))
+    operations = Operations(cast("Store", OneStore()), nothing, cast("Description", Untold()))
     monkeypatch.setattr(operations, "change", change)
     request = pb.SeekSubscriptionRequest(queue="q", subscription="s", to="latest")
     assert asyncio.run(operations.seek_subscription(request)).subscription == "s"

@@ -211,7 +211,7 @@ def test_nor_is_who_has_a_subscription_made(monkeypatch: pytest.MonkeyPatch):
         execution, store, node = coordinator(world)
         cast("Any", store).queue_id = lambda *_: asyncio.sleep(0, QueueId(1))
         told = SimpleNamespace(subscription=lambda *_: asyncio.sleep(0, pb.SubscriptionView()))
-        operations = Operations(store, cast("Any", None), execution, cast("Any", told))
+        operations = Operations(store, execution, cast("Any", told))
         requests = [pb.CreateSubscriptionRequest(queue="orders", subscription=f"new{one}") for one in range(READERS)]
         members = StandsStill()
         cast("Any", execution)._members = members

@@ -11,6 +11,7 @@ import pytest
 
 from seriatim.cli.views import cluster_warnings, group_lines, group_object, listed_objects, queue_object
 from seriatim.coordinator import administration, execution, remembered, views
+from seriatim.coordinator.abandoning import Abandoning
 from seriatim.coordinator.administration import Operations
 from seriatim.coordinator.core import chain, chain_length
 from seriatim.coordinator.core.background import SeenChain
@@ -18,6 +19,7 @@ from seriatim.coordinator.core.events import ChainConflict, ChainWritten, SealFa
 from seriatim.coordinator.core.registry import Registry
 from seriatim.coordinator.core.seal import SealAnswer, Wholeness
 from seriatim.coordinator.execution import Execution
+from seriatim.coordinator.members import Members
 from seriatim.coordinator.messages import altered_settings
 from seriatim.coordinator.service import CoordinatorService
 from seriatim.coordinator.store import Lines, Store
@@ -66,7 +68,7 @@ NOTE = StaleCursors(Epoch(1), "b", ())
 
 
 def changed(store: BehindStore, transition: Any, **conditions: Any) -> ChainDocument:
-    operations = Operations(cast("Store", store), *cast("tuple[Any, Any, Any]", (None, None, None)))
+    operations = Operations(cast("Store", store), *cast("tuple[Any, Any]", (None, None)))
     document, _ = asyncio.run(operations.change(store.shown.queue_id, transition, "a test", "cause", **conditions))
     return document
 
@@ -183,7 +185,7 @@ def test_who_is_cut_off_from_zookeeper_lists_no_queues() -> None:
         async def catch_up(self) -> None:
             raise Unreachable("ZooKeeper doesn't answer")
 
-    operations = Operations(cast("Store", CutOff()), *cast("tuple[Any, Any, Any]", (None, None, None)))
+    operations = Operations(cast("Store", CutOff()), *cast("tuple[Any, Any]", (None, None)))
     with pytest.raises(Unreachable):
         asyncio.run(operations.list_queues(pb.ListQueuesRequest()))
 
@@ -203,7 +205,7 @@ class NamedStore:
         return self.registry
 
     def listing(self) -> Operations:
-        return Operations(cast("Store", self), *cast("tuple[Any, Any, Any]", (None, None, None)))
+        return Operations(cast("Store", self), *cast("tuple[Any, Any]", (None, None)))
 
 
 def test_other_calls_have_their_turn_while_thousands_of_queues_are_listed_also_those_that_delete_some() -> None:
@@ -347,7 +349,7 @@ def test_a_deleted_queue_asks_nothing_of_a_group_that_is_drained() -> None:
     send_call(world).finish()
     used = replace(world.document, queue_id=QueueId(8), name="used")
     store = QueuesStore(world, chain.deleted(world.document), used)
-    operations = Operations(cast("Store", store), *cast("tuple[Any, Any, Any]", (None, None, None)))
+    operations = Operations(cast("Store", store), *cast("tuple[Any, Any]", (None, None)))
     view = asyncio.run(operations.drain_group(pb.GroupRequest(group="g1")))
     assert store.closed == [8]
     assert (list(view.sending_queues), list(view.backlog_queues)) == (["used"], ["used"])
@@ -360,7 +362,7 @@ def test_a_group_is_drained_also_where_a_link_on_it_can_t_be_closed_now() -> Non
     send_call(world).finish()
     store = QueuesStore(world, world.document, replace(world.document, queue_id=QueueId(8), name="another"))
     store.problem = Waiting("link 1 can't be closed now")
-    operations = Operations(cast("Store", store), *cast("tuple[Any, Any, Any]", (None, None, None)))
+    operations = Operations(cast("Store", store), *cast("tuple[Any, Any]", (None, None)))
     view = asyncio.run(operations.drain_group(pb.GroupRequest(group="g1")))
     assert store.closed == [world.document.queue_id]
     assert "another" in view.sending_queues
@@ -372,7 +374,7 @@ def test_a_group_is_drained_of_a_queue_only_once_another_one_can_take_it_over() 
     send_call(world).finish()
     store = QueuesStore(world, world.document)
     store.registry = Registry({"g1": world.registry().groups["g1"]})
-    operations = Operations(cast("Store", store), *cast("tuple[Any, Any, Any]", (None, None, None)))
+    operations = Operations(cast("Store", store), *cast("tuple[Any, Any]", (None, None)))
     view = asyncio.run(operations.drain_group(pb.GroupRequest(group="g1")))
     assert store.closed == []
     assert list(view.sending_queues) == ["orders"]
@@ -383,7 +385,7 @@ def test_who_drains_a_group_is_answered_however_many_queues_it_serves(monkeypatc
     world = World()
     send_call(world).finish()
     store = QueuesStore(world, world.document, replace(world.document, queue_id=QueueId(8), name="another"))
-    operations = Operations(cast("Store", store), *cast("tuple[Any, Any, Any]", (None, None, None)))
+    operations = Operations(cast("Store", store), *cast("tuple[Any, Any]", (None, None)))
     monkeypatch.setattr(administration, "DRAINING_S", -1.0)
     view = asyncio.run(operations.drain_group(pb.GroupRequest(group="g1")))
     assert store.closed == []
@@ -405,7 +407,7 @@ class MarkedWorld(World):
         return cast("Store", MarkedStore(self))
 
     def drained(self, group: str) -> pb.GroupView:
-        operations = Operations(self.store(), *cast("tuple[Any, Any, Any]", (None, None, None)))
+        operations = Operations(self.store(), *cast("tuple[Any, Any]", (None, None)))
         return asyncio.run(operations.drain_group(pb.GroupRequest(group=group)))
 
 
@@ -521,7 +523,7 @@ def test_a_group_is_drained_also_of_a_queue_that_this_coordinator_has_not_heard_
     send_call(world).finish()
     store = MarkedStore(world)
     store.chains = {}
-    operations = Operations(cast("Store", store), *cast("tuple[Any, Any, Any]", (None, None, None)))
+    operations = Operations(cast("Store", store), *cast("tuple[Any, Any]", (None, None)))
     view = asyncio.run(operations.drain_group(pb.GroupRequest(group="g1")))
     assert list(view.sending_queues) == ["orders"]
 
@@ -545,7 +547,7 @@ class NewQueueStore(MarkedStore):
 
 
 def made(store: NewQueueStore, *groups: str) -> pb.QueueView:
-    operations = Operations(cast("Store", store), *cast("tuple[Any, Any, Any]", (None, None, None)))
+    operations = Operations(cast("Store", store), *cast("tuple[Any, Any]", (None, None)))
     request = pb.CreateQueueRequest(queue="orders", settings=pb.QueueSettings(groups=groups))
     return asyncio.run(operations.create_queue(request))
 
@@ -596,9 +598,7 @@ def test_a_group_whose_link_is_still_being_closed_is_not_free_yet() -> None:
     last = world.document.last_link
     assert last is not None
     being_closed = chain.closing(world.document, last.epoch)
-    operations = Operations(
-        cast("Store", QueuesStore(world, being_closed)), *cast("tuple[Any, Any, Any]", (None, None, None))
-    )
+    operations = Operations(cast("Store", QueuesStore(world, being_closed)), *cast("tuple[Any, Any]", (None, None)))
     shown = asyncio.run(operations.list_groups(pb.ListGroupsRequest())).groups
     assert {one.group: list(one.sending_queues) for one in shown if one.sending_queues} == {
         last.group: [being_closed.name]
@@ -610,7 +610,7 @@ def test_a_group_shows_which_queues_have_a_lost_link_on_it() -> None:
     world = World()
     send_call(world).finish()
     lost = chain.lost(chain.closing(world.document, Epoch(1)), Epoch(1))
-    operations = Operations(cast("Store", QueuesStore(world, lost)), *cast("tuple[Any, Any, Any]", (None, None, None)))
+    operations = Operations(cast("Store", QueuesStore(world, lost)), *cast("tuple[Any, Any]", (None, None)))
     found = asyncio.run(operations.list_groups(pb.ListGroupsRequest())).groups
     assert {one.group: list(one.lost_queues) for one in found} == {"g1": ["orders"], "g2": [], "g3": []}
     assert not any(one.sending_queues for one in found)
@@ -624,7 +624,7 @@ def test_a_group_shows_which_deleted_queues_wait_for_it() -> None:
     world.expire(("g2", "a"))
     used = replace(world.document, queue_id=QueueId(8), name="used")
     store = QueuesStore(world, chain.deleted(world.document), used, empty)
-    operations = Operations(cast("Store", store), *cast("tuple[Any, Any, Any]", (None, None, None)))
+    operations = Operations(cast("Store", store), *cast("tuple[Any, Any]", (None, None)))
     found = asyncio.run(operations.list_groups(pb.ListGroupsRequest())).groups
     assert {one.group: list(one.deleted_queues) for one in found} == {"g1": [], "g2": ["orders"], "g3": []}
 
@@ -636,7 +636,7 @@ def test_a_group_shows_why_a_member_that_is_there_is_not_registered() -> None:
         world.expire(name)
     store = QueuesStore(world)
     store.aside[MemberName("g2", "a")] = "its disk stands still"
-    operations = Operations(cast("Store", store), *cast("tuple[Any, Any, Any]", (None, None, None)))
+    operations = Operations(cast("Store", store), *cast("tuple[Any, Any]", (None, None)))
     found = asyncio.run(operations.list_groups(pb.ListGroupsRequest())).groups
     shown = {line.split()[0]: line.split(maxsplit=3)[3] for line in group_lines(found)}
     assert shown["g2"].startswith("its disk stands still  ")
@@ -685,9 +685,9 @@ class Answering:
 def given_up(
     store: OneLinkStore, *, shown: str = "", confirmed: str = "orders", **there: SealAnswer
 ) -> pb.AbandonLinkReply:
-    operations = Operations(cast("Store", store), *cast("tuple[Any, Any, Any]", (Answering(**there), None, None)))
+    abandoning = Abandoning(cast("Store", store), cast("Members", Answering(**there)))
     request = pb.AbandonLinkRequest(queue="orders", epoch=1, confirmed_queue=confirmed, confirmed_what=shown)
-    return asyncio.run(operations.abandon_link(request))
+    return asyncio.run(abandoning.abandon_link(request))
 
 
 def lost_disks() -> World:
@@ -862,7 +862,7 @@ class Describing:
 
 
 def operated(store: UnheardStore, method: str, request: Any, *, is_unheard: bool = False) -> Any:
-    operations = Operations(cast("Store", store), *cast("tuple[Any, Any, Any]", (None, None, Describing())))
+    operations = Operations(cast("Store", store), *cast("tuple[Any, Any]", (None, Describing())))
     store.is_unheard = is_unheard
     if is_unheard:
         with pytest.raises(Unreachable):

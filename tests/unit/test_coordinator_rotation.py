@@ -123,7 +123,7 @@ def test_status_says_what_it_waits_for_and_the_elected_coordinator_leaves_it() -
 
     store, members = cast("tuple[Store, Members]", (OneStore(), Silent()))
     description = Description(store, members)
-    operations = Operations(store, members, cast("Any", None), description)
+    operations = Operations(store, cast("Any", None), description)
 
     async def scenario() -> tuple[pb.QueueView, bool, bool]:
         view = await description.queue(world.document, world.version)
@@ -242,7 +242,7 @@ def test_a_link_is_left_once_however_often_that_is_asked_for() -> None:
     old = world.document
     close_call(world, 1).finish()
     send_call(world).finish()
-    operations = Operations(*cast("tuple[Store, Any, Any, Any]", (Behind(old, world), None, None, None)))
+    operations = Operations(*cast("tuple[Store, Any, Any]", (Behind(old, world), None, None)))
     request = pb.QueueRequest(queue="orders", epoch=1)
     links = [(link.epoch, link.state) for link in asyncio.run(operations.rotate_queue(request)).links]
     assert links == [(1, "sealed"), (2, "open")]
@@ -258,7 +258,7 @@ def test_who_asks_for_a_switch_that_no_group_can_take_is_told_why() -> None:
     for group in ("g2", "g3"):
         world.kill((group, "a"))
         world.expire((group, "a"))
-    operations = Operations(*cast("tuple[Store, Any, Any, Any]", (Behind(world.document, world), None, None, None)))
+    operations = Operations(*cast("tuple[Store, Any, Any]", (Behind(world.document, world), None, None)))
     asked = operations.rotate_queue(pb.QueueRequest(queue="orders", epoch=1))
     with pytest.raises(Waiting, match="over queue orders: g2: g2-a not registered; g3: g3-a not registered") as told:
         asyncio.run(asked)
