@@ -22,7 +22,8 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.errors import SeriatimError
 from seriatim.protocol.names import QueueId, SubscriptionId
-from seriatim.protocol.zookeeper import Paths, ZooKeeperSession
+from seriatim.protocol.nodes import Paths
+from seriatim.protocol.zookeeper import ZooKeeperSession
 
 GROWN = "of them at once"
 AT_MOST = 2.0

@@ -6,8 +6,9 @@ from typing import Any
 
 from seriatim.protocol import rpc
 from seriatim.protocol.errors import DeadlineOver, SeriatimError, Unreachable
+from seriatim.protocol.nodes import Paths, read_coordinators
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorStub
-from seriatim.protocol.zookeeper import NoNode, Paths, ZooKeeperSession, read_coordinators
+from seriatim.protocol.zookeeper import NoNode, ZooKeeperSession
 
 
 def nobody_answers(error: SeriatimError) -> bool:

@@ -32,20 +32,10 @@ from seriatim.protocol.errors import (
 from seriatim.protocol.flag import is_set_within
 from seriatim.protocol.incarnations import as_message
 from seriatim.protocol.names import ChainVersion, QueueId
+from seriatim.protocol.nodes import NotUnderstood, Paths, read_as, read_chain_node
 from seriatim.protocol.patience import backoff_s
 from seriatim.protocol.registration import Registration
-from seriatim.protocol.zookeeper import (
-    NodeExists,
-    NoNode,
-    NotUnderstood,
-    Paths,
-    SessionState,
-    TellsOf,
-    ZooKeeperSession,
-    check_path,
-    read_as,
-    read_chain_node,
-)
+from seriatim.protocol.zookeeper import NodeExists, NoNode, SessionState, TellsOf, ZooKeeperSession, check_path
 
 _log = log.logger("broker.membership")
 

@@ -26,7 +26,8 @@ from seriatim.protocol.errors import InvalidArgument
 from seriatim.protocol.flag import until_set
 from seriatim.protocol.health import add_health
 from seriatim.protocol.names import MemberName, check_served, checked_address, checked_name
-from seriatim.protocol.zookeeper import MILLISECONDS_MAX, Paths, ZooKeeperSession, check_hosts
+from seriatim.protocol.nodes import Paths
+from seriatim.protocol.zookeeper import MILLISECONDS_MAX, ZooKeeperSession, check_hosts
 
 _log = log.logger("broker.process")
 

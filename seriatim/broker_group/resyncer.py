@@ -37,7 +37,8 @@ from seriatim.protocol.errors import (
 )
 from seriatim.protocol.flag import is_set_within
 from seriatim.protocol.names import ChainVersion, Index, QueueId
-from seriatim.protocol.zookeeper import NoNode, Paths, ZooKeeperSession, queue_ids, read_chain_node
+from seriatim.protocol.nodes import Paths, queue_ids, read_chain_node
+from seriatim.protocol.zookeeper import NoNode, ZooKeeperSession
 
 _log = log.logger("broker.resync")
 

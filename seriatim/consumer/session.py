@@ -42,8 +42,9 @@ from seriatim.protocol.errors import (
 )
 from seriatim.protocol.flag import is_set_within
 from seriatim.protocol.names import Epoch, Generation, Index, QueueId, SubscriptionId, Token
+from seriatim.protocol.nodes import Paths
 from seriatim.protocol.timeouts import SESSION_MAX_S, check_seconds
-from seriatim.protocol.zookeeper import NoNode, Paths, SessionExpired, SessionState, ZooKeeperSession
+from seriatim.protocol.zookeeper import NoNode, SessionExpired, SessionState, ZooKeeperSession
 
 _log = log.logger("consumer")
 

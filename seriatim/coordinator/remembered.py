@@ -19,22 +19,9 @@ from seriatim.protocol.chain import ChainDocument
 from seriatim.protocol.clock import now_ms
 from seriatim.protocol.errors import NoChainDocument, Unreachable, WorldError
 from seriatim.protocol.names import ChainVersion, QueueId
+from seriatim.protocol.nodes import ChainNode, NotUnderstood, Paths, queue_id_from, queue_ids, read_as, read_chain_node
 from seriatim.protocol.registration import Registration
-from seriatim.protocol.zookeeper import (
-    BadVersion,
-    ChainNode,
-    NoNode,
-    NotUnderstood,
-    Paths,
-    SessionState,
-    TellsOf,
-    Watch,
-    ZooKeeperSession,
-    queue_id_from,
-    queue_ids,
-    read_as,
-    read_chain_node,
-)
+from seriatim.protocol.zookeeper import BadVersion, NoNode, SessionState, TellsOf, Watch, ZooKeeperSession
 
 _log = log.logger("coordinator.remembered")
 _RETRY_S = 0.2

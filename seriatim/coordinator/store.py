@@ -32,21 +32,9 @@ from seriatim.protocol.errors import (
     Waiting,
 )
 from seriatim.protocol.names import ChainVersion, Epoch, MemberName, QueueId, SubscriptionId, checked_name
+from seriatim.protocol.nodes import ChainNode, NotUnderstood, queue_id_from, queue_ids, read_as, read_coordinators
 from seriatim.protocol.registration import CoordinatorRegistration
-from seriatim.protocol.zookeeper import (
-    BadVersion,
-    ChainNode,
-    NodeExists,
-    NoNode,
-    NotEmpty,
-    NotUnderstood,
-    ZooKeeperSession,
-    check_path,
-    queue_id_from,
-    queue_ids,
-    read_as,
-    read_coordinators,
-)
+from seriatim.protocol.zookeeper import BadVersion, NodeExists, NoNode, NotEmpty, ZooKeeperSession, check_path
 
 NO_QUEUE = QueueId(0)
 _Found = TypeVar("_Found")

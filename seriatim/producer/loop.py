@@ -31,13 +31,14 @@ from seriatim.protocol.errors import (
     WorldError,
 )
 from seriatim.protocol.names import Epoch, Index, QueueId, Token
+from seriatim.protocol.nodes import Paths
 from seriatim.protocol.seriatim_pb2 import (
     AcquireSendReply,
     AcquireSendRequest,
     DescribeClusterRequest,
     QueueRequest,
 )
-from seriatim.protocol.zookeeper import Paths, SessionState, ZooKeeperSession
+from seriatim.protocol.zookeeper import SessionState, ZooKeeperSession
 
 _log = log.logger("producer")
 

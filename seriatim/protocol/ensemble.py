@@ -9,9 +9,10 @@ from typing import Final, Never
 
 from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.errors import SeriatimError
+from seriatim.protocol.nodes import Paths, read_coordinators
 from seriatim.protocol.registration import CoordinatorRegistration
 from seriatim.protocol.seriatim_pb2 import DescribeClusterRequest
-from seriatim.protocol.zookeeper import Paths, SessionState, ZooKeeperSession, read_coordinators
+from seriatim.protocol.zookeeper import SessionState, ZooKeeperSession
 
 ASK_S: Final = 1.0
 """So long, and so often, a session looks for ZooKeeper by itself before coordinators are asked."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from kazoo.client import KazooClient
 
 from seriatim.cli.embedded.processes import ProcessSpec, Supervisor
-from seriatim.protocol.zookeeper import Paths
+from seriatim.protocol.nodes import Paths
 from tests.faults import ensemble
 from tests.faults.disks import RESERVE_MB, ImageDisk, MemberDisk, compile_library
 from tests.faults.network import Network

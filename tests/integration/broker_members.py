@@ -34,10 +34,11 @@ from seriatim.protocol.chain import (
 from seriatim.protocol.errors import SeriatimError, from_wire
 from seriatim.protocol.hashing import EMPTY_HASH
 from seriatim.protocol.names import Epoch, Incarnation, Index, MemberName, Offset, QueueId, SubscriptionId, Token
+from seriatim.protocol.nodes import Paths
 from seriatim.protocol.registration import Registration
 from seriatim.protocol.seriatim_pb2_grpc import BrokerStub
 from seriatim.protocol.streams import read, send, write
-from seriatim.protocol.zookeeper import NoNode, Paths, ZooKeeperSession
+from seriatim.protocol.zookeeper import NoNode, ZooKeeperSession
 from tests.faults.logs import logged_defects
 
 QUEUE = QueueId(7)

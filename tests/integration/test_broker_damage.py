@@ -79,8 +79,9 @@ from seriatim.protocol.names import (
     SubscriptionId,
     Token,
 )
+from seriatim.protocol.nodes import NotUnderstood, Paths
 from seriatim.protocol.registration import CoordinatorRegistration, Registration
-from seriatim.protocol.zookeeper import NodeExists, NoNode, NotUnderstood, Paths, SessionState, ZooKeeperSession
+from seriatim.protocol.zookeeper import NodeExists, NoNode, SessionState, ZooKeeperSession
 from tests.chains import without_checksum
 from tests.integration.broker_members import batches
 from tests.integration.test_broker_store import fill

@@ -53,9 +53,10 @@ from seriatim.protocol.errors import (
     Waiting,
 )
 from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, MemberName, QueueId, SubscriptionId
+from seriatim.protocol.nodes import NotUnderstood, Paths, read_coordinators
 from seriatim.protocol.registration import Registration
 from seriatim.protocol.seriatim_pb2_grpc import CoordinatorStub
-from seriatim.protocol.zookeeper import NotUnderstood, Paths, SessionState, ZooKeeperSession, read_coordinators
+from seriatim.protocol.zookeeper import SessionState, ZooKeeperSession
 from tests.chains import without_checksum
 from tests.property.chain_world import World, send_call
 

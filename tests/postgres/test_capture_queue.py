@@ -16,6 +16,7 @@ from seriatim import Consumer, Producer
 from seriatim.cli.embedded.cluster import ClusterSettings, DevelopmentCluster
 from seriatim.producer.sources.postgres.core.identity import LSN_SHIFT, NUMBER_BITS, parse_lsn
 from seriatim.producer.sources.postgres.producing import CaptureSender
+from seriatim.protocol.nodes import Paths
 from seriatim.protocol.seriatim_pb2 import (
     AlterQueueRequest,
     CreateQueueRequest,
@@ -23,7 +24,6 @@ from seriatim.protocol.seriatim_pb2 import (
     QueueRequest,
     QueueSettings,
 )
-from seriatim.protocol.zookeeper import Paths
 from tests.clusters import ask, sound_cluster
 from tests.postgres.test_capture import Queue, Run, one, replayed, sql, table_rows, wait_for
 

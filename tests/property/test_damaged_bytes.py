@@ -19,8 +19,8 @@ from seriatim.protocol.batch_streams import APPEND, COPY, FETCH, REPLICATE, Batc
 from seriatim.protocol.checksums import without_checksum
 from seriatim.protocol.errors import IncompatibleVersion, MalformedFrame, SeriatimError
 from seriatim.protocol.names import Epoch, Incarnation, Index, Offset, QueueId
+from seriatim.protocol.nodes import _NOT_READ
 from seriatim.protocol.registration import CoordinatorRegistration, Registration
-from seriatim.protocol.zookeeper import _NOT_READ
 
 SPARE_BYTES = 4 * 1024 * 1024
 BATCHES = [

@@ -13,7 +13,7 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import Link, LinkState, Readmit
 from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.errors import SeriatimError
-from seriatim.protocol.zookeeper import Paths
+from seriatim.protocol.nodes import Paths
 from tests.simulation.applications import QUEUE, SENDERS, Reader
 from tests.simulation.ledger import Violation
 from tests.simulation.world import CLUSTER, MemberHost, names_of

@@ -20,8 +20,8 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, Subscription
 from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.names import Incarnation
+from seriatim.protocol.nodes import Paths
 from seriatim.protocol.registration import Registration
-from seriatim.protocol.zookeeper import Paths
 from tests.simulation import limits, nemesis
 from tests.simulation.applications import QUEUE, SENDERS, SMALL_BYTES, Reader, Replay, Sender
 from tests.simulation.ensemble import CUT_OFF_SERVER_S

@@ -10,7 +10,7 @@ from seriatim.broker_group import layout
 from seriatim.protocol import chain_json
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.names import Epoch, QueueId
-from seriatim.protocol.zookeeper import Paths
+from seriatim.protocol.nodes import Paths
 from tests.simulation.applications import QUEUE
 from tests.simulation.ensemble import Kept
 from tests.simulation.ledger import Violation

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from seriatim.protocol.chain import Link, LinkState, Subscription
 from seriatim.protocol.election import first_in_line
-from seriatim.protocol.zookeeper import Paths
+from seriatim.protocol.nodes import Paths
 from tests.simulation.ledger import Violation
 from tests.simulation.loop import PATIENCE_S
 from tests.simulation.scenarios import SOON_S, calmed

@@ -49,8 +49,8 @@ from seriatim.protocol import (
     values,
 )
 from seriatim.protocol.chain import ChainDocument, Link
+from seriatim.protocol.nodes import Paths
 from seriatim.protocol.registration import Registration
-from seriatim.protocol.zookeeper import Paths
 from tests.simulation import disk as disks
 from tests.simulation.calls import SimulatedChannel, SimulatedServer
 from tests.simulation.disk import Disk

@@ -23,7 +23,7 @@ from seriatim.protocol.names import (
     SubscriptionId,
     Token,
 )
-from seriatim.protocol.zookeeper import ChainNode, read_chain_node
+from seriatim.protocol.nodes import ChainNode, read_chain_node
 from tests.chains import without_checksum
 
 TRICKY = 'a "b"\n],"links":[\n]}\\'

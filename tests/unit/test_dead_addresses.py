@@ -21,9 +21,9 @@ from seriatim.producer.route import Route
 from seriatim.protocol import coordinators, rpc
 from seriatim.protocol.errors import Unreachable
 from seriatim.protocol.names import Incarnation, QueueId
+from seriatim.protocol.nodes import Paths
 from seriatim.protocol.registration import CoordinatorRegistration
 from seriatim.protocol.seriatim_pb2 import DescribeClusterRequest, LinkMember, QueueRequest, SendGrant
-from seriatim.protocol.zookeeper import Paths
 
 DEAD = "dead:1"
 
