@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Self
@@ -28,6 +29,8 @@ from seriatim.protocol.names import Generation, Offset, SubscriptionId, Token
 
 _log = log.logger("consumer")
 _CLOSE_TIMEOUT_S = 5.0
+_COMMIT_EVERY_S, _COMMIT_TIMEOUT_S = 0.2, 5.0
+"""How often what was asked for is committed at most, and how long before it is looked at anew: more may be asked for by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,8 @@ class Subscriber(Reader):
         self._told: Term | None = None  # the application
         self._valid_until_s = 0.0
         self._error: SeriatimError | None = None
+        self._asked: tuple[Offset, Term] | None = None
+        self._is_asked = asyncio.Event()  # on the loop
         forks.call_in_child(self, Subscriber._leave_to_parent)
 
     def open(self) -> Self:
@@ -165,6 +170,12 @@ class Subscriber(Reader):
             term = self._told = self._told or present
         thread.run(self._commit(session, Offset(offset), term), timeout_s, OVERDUE)
 
+    def ask_commit(self, offset: int, *, term: Term) -> None:
+        """Commit everything below `offset` some time soon, again and again until it is done, or `term` is over. Only what was asked last counts."""
+        thread = self._thread
+        if thread is not None:
+            thread.tell(self._ask, Offset(offset), term)
+
     def seek(self, offset: int, *, timeout_s: float = 30.0) -> None:
         """Move the subscription to `offset`, and wait for the term that begins there.
 
@@ -224,12 +235,34 @@ class Subscriber(Reader):
             on_failure=self._failed,
         )
         await self._stand(session)
+        self._tasks.append(asyncio.create_task(self._commit_asked(session)))
+
+    def _ask(self, offset: Offset, term: Term) -> None:
+        self._asked = offset, term
+        self._is_asked.set()
+
+    async def _commit_asked(self, session: ReaderSession) -> None:
+        while True:
+            await self._is_asked.wait()
+            self._is_asked.clear()
+            if self._asked is not None:
+                offset, term = self._asked
+                try:
+                    async with asyncio.timeout(_COMMIT_TIMEOUT_S):
+                        await self._commit(session, offset, term)
+                except (Fenced, NotElected, OlderGeneration):
+                    pass  # if its term goes on after all, `_granted` says so
+                except (SeriatimError, TimeoutError) as error:
+                    _log.debug("not committed yet", queue=self.queue, offset=offset, reason=error)
+                    self._is_asked.set()
+                await asyncio.sleep(_COMMIT_EVERY_S)
 
     def _granted(self, grant: Grant, place: Place) -> None:
         view = None if self._session is None else self._session.view
         offset = Offset(0) if view is None else _offset(view, place)
         term = Term(grant.subscription_id, grant.generation, grant.token, offset)
         self._term = term
+        self._is_asked.set()
         self._woken.wake()
         if self._on_elected is not None:
             self._told = term

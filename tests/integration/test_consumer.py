@@ -16,7 +16,9 @@ import pytest
 from seriatim.cli.embedded.zookeeper import EmbeddedZooKeeper
 from seriatim.consumer import Consumer, RangeReader, Subscriber
 from seriatim.consumer.core.rows import Delivery
+from seriatim.consumer.core.view import Place
 from seriatim.consumer.loop import LoopThread
+from seriatim.consumer.session import ReaderSession
 from seriatim.consumer.subscriber import Term
 from seriatim.protocol import rpc
 from seriatim.protocol.errors import IncompatibleVersion, InvalidArgument, NotElected, UnknownQueue, Unreachable
@@ -477,6 +479,35 @@ def test_subscriber_commits_by_offset(cluster: FakeCluster) -> None:
     with Subscriber(cluster.coordinator, "q", "replay", session_timeout_s=20) as subscriber:
         term = subscriber.wait_elected(WAIT_S)
         assert (term.token, term.cursor_offset) == (2, 13)
+
+
+def test_what_a_subscriber_is_asked_to_commit_some_time_soon_is_committed_as_long_as_its_term_goes_on(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.append(numbered(0, 20), 0)
+    tried: list[int] = []
+    commit = ReaderSession.commit
+
+    async def commit_late(self: ReaderSession, place: Place) -> None:
+        tried.append(place.index)
+        if len(tried) <= 2:
+            raise Unreachable("nobody tells where that is")
+        await commit(self, place)
+
+    monkeypatch.setattr(ReaderSession, "commit", commit_late)
+    with Subscriber(cluster.coordinator, "q", "replay", session_timeout_s=20) as subscriber:
+        before = subscriber.wait_elected(WAIT_S)
+        for offset in (3, 4, 13):
+            subscriber.ask_commit(offset, term=before)
+        wait_until(lambda: cluster.cursor_offset("replay") == 13)
+        assert len(tried) <= 5  # the last one counts, and is tried again
+        subscriber.seek(4, timeout_s=WAIT_S)
+        subscriber.ask_commit(15, term=before)
+        time.sleep(0.5)
+        assert cluster.cursor_offset("replay") == 4
+        subscriber.ask_commit(5, term=subscriber.wait_elected(WAIT_S))
+        wait_until(lambda: cluster.cursor_offset("replay") == 5)
+    subscriber.ask_commit(6, term=before)
 
 
 def test_a_subscriber_seeks_and_is_elected_anew_there(cluster: FakeCluster) -> None:

@@ -111,8 +111,7 @@ class Replay:
         while not run.stopping.is_set():
             term = self._elected(subscriber)
             if term is not None:
-                with ReplayTerm(run, spark, target, reader, subscriber, term, directory) as elected:
-                    elected.run()
+                ReplayTerm(run, spark, target, reader, subscriber, term, directory).run()
 
     def _started(self, starting: Future[SparkSession]) -> SparkSession | None:
         """Spark, when it runs; None when the replay is to stop before. A master that isn't there is waited for for a minute."""

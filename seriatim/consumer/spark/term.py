@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from seriatim.consumer.range_reader import Positions, RangeReader
 from seriatim.consumer.spark.batch_size import BatchSize
@@ -29,7 +29,7 @@ _QUERIES_FAILED_MAX = 10
 
 
 class ReplayTerm:
-    """See the module. A context manager; `run` returns when the term is over, or all is done."""
+    """See the module. `run` returns when the term is over, or all is done."""
 
     def __init__(
         self,
@@ -46,12 +46,6 @@ class ReplayTerm:
         self._checkpoints = Path(run.settings.checkpoint or directory / "checkpoints")
         cursor, size = CursorKeeper(subscriber, term), BatchSize(run.settings.max_records)
         self._work = Work(run, spark, target, reader, subscriber, term, cursor, size)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._work.cursor.close()
 
     def run(self) -> None:
         """Run queries until the term is over; one that failed is followed by another after a pause."""
