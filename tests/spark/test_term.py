@@ -20,9 +20,10 @@ from seriatim.consumer.spark import engine
 from seriatim.consumer.spark import query as query_module
 from seriatim.consumer.spark.application import Application, Outcome
 from seriatim.consumer.spark.apply.plan import ChangeRow, Snapshot
-from seriatim.consumer.spark.batch_size import FIRST_S
+from seriatim.consumer.spark.batch_size import FIRST_S, BatchSize
 from seriatim.consumer.spark.beginning import NoSnapshot, RecordsGone, begins_snapshot, first_offset
 from seriatim.consumer.spark.checkpoints import query_folder
+from seriatim.consumer.spark.cursor import CursorKeeper
 from seriatim.consumer.spark.engine import check_java, driver_memory, python_sockets
 from seriatim.consumer.spark.failures import QueryFailed, SparkGone, last_line
 from seriatim.consumer.spark.options import read_options
@@ -33,6 +34,7 @@ from seriatim.consumer.spark.run import ReplaySettings, Run
 from seriatim.consumer.spark.targets.errors import PositionMoved, TargetLost
 from seriatim.consumer.spark.targets.postgres import Position
 from seriatim.consumer.spark.term import ReplayTerm
+from seriatim.consumer.spark.work import Work
 from seriatim.consumer.subscriber import Term
 from seriatim.protocol.change import Change, Origin, encode
 from seriatim.protocol.clock import boottime_s, now_ms
@@ -580,7 +582,10 @@ def replay_term(
     settings = ReplaySettings("nowhere", "stock", "dsn", max_records=max_records, until_idle_s=until_idle_s)
     run = Run(settings, events.append)
     run.grant(term)
-    yield ReplayTerm(run, spark or spark_s(lambda: False), target, reader, Elected(), term, tmp_path)
+    subscriber = Elected()
+    cursor, size = CursorKeeper(subscriber, term), BatchSize(max_records)
+    work = Work(run, spark or spark_s(lambda: False), target, reader, subscriber, term, cursor, size)
+    yield ReplayTerm(work, tmp_path)
 
 
 @contextmanager

@@ -21,13 +21,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seriatim.consumer.range_reader import RangeReader
+from seriatim.consumer.spark.batch_size import BatchSize
 from seriatim.consumer.spark.checkpoints import check_folder
+from seriatim.consumer.spark.cursor import CursorKeeper
 from seriatim.consumer.spark.engine import check_conf, check_java, give_up_starting, spark_session
 from seriatim.consumer.spark.progress import SLOW_S, Report, Stopped, Waiting
 from seriatim.consumer.spark.run import ReplaySettings, Run
 from seriatim.consumer.spark.scratch import scratch_folder
 from seriatim.consumer.spark.targets.postgres import PostgresTarget
 from seriatim.consumer.spark.term import ReplayTerm
+from seriatim.consumer.spark.work import Work
 from seriatim.consumer.subscriber import Subscriber, Term
 from seriatim.protocol import log
 from seriatim.protocol.clock import boottime_s
@@ -111,7 +114,9 @@ class Replay:
         while not run.stopping.is_set():
             term = self._elected(subscriber)
             if term is not None:
-                ReplayTerm(run, spark, target, reader, subscriber, term, directory).run()
+                cursor, size = CursorKeeper(subscriber, term), BatchSize(settings.max_records)
+                work = Work(run, spark, target, reader, subscriber, term, cursor, size)
+                ReplayTerm(work, Path(settings.checkpoint or directory / "checkpoints")).run()
 
     def _started(self, starting: Future[SparkSession]) -> SparkSession | None:
         """Spark, when it runs; None when the replay is to stop before. A master that isn't there is waited for for a minute."""

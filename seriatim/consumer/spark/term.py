@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from seriatim.consumer.range_reader import Positions, RangeReader
-from seriatim.consumer.spark.batch_size import BatchSize
+from seriatim.consumer.range_reader import Positions
 from seriatim.consumer.spark.beginning import RecordsGone, first_offset
 from seriatim.consumer.spark.checkpoints import query_folder
-from seriatim.consumer.spark.cursor import CursorKeeper
 from seriatim.consumer.spark.failures import QueryFailed, QueueSilent
 from seriatim.consumer.spark.progress import Started, Waiting
 from seriatim.consumer.spark.query import ReplayQuery
-from seriatim.consumer.spark.run import Run
 from seriatim.consumer.spark.targets.errors import PositionMoved
 from seriatim.consumer.spark.targets.positions import Position
-from seriatim.consumer.spark.targets.postgres import PostgresTarget
 from seriatim.consumer.spark.work import PAUSE_FIRST_S, PAUSE_MAX_S, Work
-from seriatim.consumer.subscriber import Subscriber, Term
 from seriatim.protocol.errors import Fenced, RefusedError, SeriatimError, WorldError
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _QUERIES_FAILED_MAX = 10
 """So many failed queries, without a transaction applied between them and with a queue that answers, are no passing trouble."""
@@ -31,21 +22,10 @@ _QUERIES_FAILED_MAX = 10
 class ReplayTerm:
     """See the module. `run` returns when the term is over, or all is done."""
 
-    def __init__(
-        self,
-        run: Run,
-        spark: SparkSession,
-        target: PostgresTarget,
-        reader: RangeReader,
-        subscriber: Subscriber,
-        term: Term,
-        directory: Path,
-    ) -> None:
-        self._run = run
-        self._settings = run.settings
-        self._checkpoints = Path(run.settings.checkpoint or directory / "checkpoints")
-        cursor, size = CursorKeeper(subscriber, term), BatchSize(run.settings.max_records)
-        self._work = Work(run, spark, target, reader, subscriber, term, cursor, size)
+    def __init__(self, work: Work, checkpoints: Path) -> None:
+        self._work = work
+        self._run = work.run
+        self._checkpoints = checkpoints
 
     def run(self) -> None:
         """Run queries until the term is over; one that failed is followed by another after a pause."""
@@ -92,7 +72,7 @@ class ReplayTerm:
         return True
 
     def _stream(self) -> None:
-        work, settings = self._work, self._settings
+        work, settings = self._work, self._work.run.settings
         work.size.begin()
         claimed = self._claimed()
         positions = work.reader.positions()
@@ -116,18 +96,18 @@ class ReplayTerm:
                 self._run.stopping.set()
 
     def _claimed(self) -> Position:
-        work, queue = self._work, self._settings.queue
+        work, queue = self._work, self._run.settings.queue
         created_at_ms = work.subscriber.queue_created_at_ms
         return work.asked(lambda: work.target.claim(work.queue_id, queue, work.term.fence, created_at_ms=created_at_ms))
 
     def _check_within(self, positions: Positions, offset: int) -> None:
         """Raise RecordsGone where the queue has let go what the target lacks; WorldError where it ends before it."""
-        queue = self._settings.queue
+        queue = self._run.settings.queue
         if offset < positions.earliest:
             raise RecordsGone(
                 f"the target stands at offset {offset} of queue {queue!r}, whose first record kept is "
                 f"{positions.earliest}: what is between is gone; the target's row of seriatim_replay.positions is the one with "
-                f"queue_id = {self._work.queue_id} AND job = '{self._settings.subscription}'",
+                f"queue_id = {self._work.queue_id} AND job = '{self._run.settings.subscription}'",
                 offset=offset,
                 earliest=positions.earliest,
             )
