@@ -20,7 +20,7 @@ from pathlib import Path
 
 from seriatim.cli import coordinators
 from seriatim.cli.measurement import milliseconds, percentile, standstill, throughput
-from seriatim.cli.views import open_link
+from seriatim.cli.views import member_name, open_link
 from seriatim.cli.workload import Instance, Workload
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.errors import DeadlineOver, InvalidArgument, UnknownSubscription, Waiting, WorldError
@@ -183,7 +183,7 @@ class FailoverRun:
     def _harm_member(self, number: signal.Signals) -> float:
         before = self._describe_serving()
         side = before.slave if self.fault in {Fault.SLAVE_KILL, Fault.SLAVE_PAUSE} else before.master
-        name = f"{side.group}-{side.member}"
+        name = member_name(side)
         pid = self._pid(side)
         harmed_at_s = time.monotonic()
         os.kill(pid, number)
@@ -273,7 +273,7 @@ class FailoverRun:
 
     def _pid(self, side: pb.LinkMember) -> int:
         """Of a member. Raises InvalidArgument where the file names none, or a process that isn't it: one of before, whose number another has by now."""
-        name = f"{side.group}-{side.member}"
+        name = member_name(side)
         try:
             pid = self._new_pid(name)
         except (OSError, ValueError) as error:

@@ -133,9 +133,14 @@ def _link_object(link: pb.LinkView) -> dict[str, object]:
     }
 
 
+def member_name(side: pb.LinkMember) -> str:
+    """As `seriatim up`, and its pids.json, have it."""
+    return f"{side.group}-{side.member}"
+
+
 def _side_object(side: pb.LinkMember, now: pb.Incarnation) -> dict[str, object]:
     return {
-        "member": f"{side.group}-{side.member}",
+        "member": member_name(side),
         "address": side.address or None,
         "disk_id": side.incarnation.disk_id,
         "start": side.incarnation.start,
@@ -357,7 +362,7 @@ def _chain_lines(view: pb.QueueView) -> Iterator[str]:
 
 
 def _side_text(side: pb.LinkMember, now: pb.Incarnation) -> str:
-    name = f"{side.group}-{side.member}"
+    name = member_name(side)
     return f"{name} {side.address}" if now.disk_id else f"{name} (not there)"
 
 

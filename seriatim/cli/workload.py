@@ -99,14 +99,10 @@ class Instance:
         """Sum of the figures of such reports."""
         return sum(report.figure for report in list(self.reports) if report.what == what)
 
-    def count(self, what: str) -> int:
-        """How many such reports there are."""
-        return sum(report.what == what for report in list(self.reports))
-
     def wait_for(self, what: str, timeout_s: float) -> None:
         """Wait for such a report. Raises DeadlineOver, and Unreachable where the process ended."""
         deadline_s = time.monotonic() + timeout_s
-        while not self.count(what):
+        while not self.times_s(what):
             if self._process.poll() is not None:
                 raise Unreachable(f"a process of the measurement ended with status {self._process.returncode}")
             if time.monotonic() > deadline_s:

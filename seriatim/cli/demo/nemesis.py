@@ -12,6 +12,7 @@ from seriatim.cli.demo.plan import FaultKind, PlannedFault
 from seriatim.cli.demo.stage import CAPTURES, REPLAY, Stage
 from seriatim.cli.demo.watch import Watch
 from seriatim.cli.embedded.errors import EmbeddedError
+from seriatim.cli.views import member_name
 from seriatim.protocol.errors import SeriatimError
 
 _CLOSE_BEFORE_S = 0.5
@@ -107,7 +108,7 @@ class Nemesis:
         match kind:
             case FaultKind.MASTER:
                 links = self._watch.describe().links
-                return f"{links[-1].master.group}-{links[-1].master.member}" if links else None
+                return member_name(links[-1].master) if links else None
             case FaultKind.CAPTURE:
                 # An election node is named for who made it, and ends with a number.
                 sender = self._watch.describe().sender.rpartition("-")[0]
