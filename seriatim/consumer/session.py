@@ -9,8 +9,6 @@ own election node that ZooKeeper answered (H8; reads and pings prove nothing, H1
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +24,7 @@ from seriatim.protocol import ensemble, log
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.coordinators import CALL_TIMEOUT_S, Coordinators
-from seriatim.protocol.election import Election, Standing, check_name
+from seriatim.protocol.election import Election, Standing, check_name, made_up_name
 from seriatim.protocol.errors import (
     DeadlineOver,
     Fenced,
@@ -79,7 +77,7 @@ class ReaderSettings:
     @property
     def instance(self) -> str:
         """Name of this instance in its election."""
-        return self.name or f"{socket.gethostname().replace('/', '-')}-{os.getpid()}-{os.urandom(3).hex()}"
+        return self.name or made_up_name()
 
 
 def _left_s(deadline_s: float) -> float:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -22,7 +20,7 @@ from seriatim.protocol import forks, log, values
 from seriatim.protocol.batch import MAX_PAYLOAD_BYTES
 from seriatim.protocol.callbacks import call_back
 from seriatim.protocol.coordinators import Coordinators
-from seriatim.protocol.election import check_name
+from seriatim.protocol.election import check_name, made_up_name
 from seriatim.protocol.errors import DeadlineOver, InvalidArgument, Unreachable, Waiting
 from seriatim.protocol.flag import Waking, is_set_within, set_from_anywhere
 from seriatim.protocol.timeouts import SESSION_MAX_S, check_seconds, check_timeout
@@ -31,10 +29,6 @@ _log = log.logger("producer")
 
 AUTOMATIC_SOURCE = "producer"
 """Of records that an application names nothing of. One for all such senders of a queue: their seqs rise with the token."""
-
-
-def _default_name() -> str:
-    return f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
 
 
 class Producer:
@@ -92,7 +86,7 @@ class Producer:
         values.make_faster()
         any_coordinator = Coordinators(coordinators)
         self.queue = queue
-        self.name = _default_name() if name is None else name
+        self.name = made_up_name() if name is None else name
         _check(self.queue, self.name, batch_bytes, max_buffer_bytes, compression)
         check_seconds("linger_ms", linger_ms, may_be_zero=True)
         check_seconds("max_block_s", max_block_s, may_be_zero=True)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
+import socket
 from collections import deque
 from collections.abc import Callable
 from enum import StrEnum
@@ -54,6 +56,11 @@ def check_name(name: str, whose: str) -> None:
         raise InvalidArgument(
             f"a {whose}'s name has 1 to {MAX_NAME_BYTES} bytes, no slash, and nothing else that ZooKeeper doesn't take: {name!r}"
         )
+
+
+def made_up_name() -> str:
+    """Of an instance that wasn't given one: host, process and chance."""
+    return f"{socket.gethostname().replace('/', '-')}-{os.getpid()}-{os.urandom(4).hex()}"
 
 
 def number_of(node: str) -> int:
