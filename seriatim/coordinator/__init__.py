@@ -6,6 +6,6 @@ run, any serves any request, and one that dies in the middle leaves something th
 one that is elected also does what nobody asked for: it finishes closings, re-admits groups, tells ends and lets go.
 
 `core` decides, without I/O. `store` is ZooKeeper, `members` the brokers, whom many queues ask in `turns`, `execution` carries out what a
-procedure of the core orders, `service` and `administration` answer calls, `watch` tells clients of changes, `background` is the loop of the
-elected one, `process` starts and stops it all.
+procedure of the core orders, `service` answers calls and tells clients of changes; what operators ask for is in `administration`, `recovery`
+and `abandoning`. `background` is the loop of the elected one, `process` starts and stops it all.
 """

@@ -2,7 +2,8 @@
 
 Every other package of Seriatim imports this one and nothing beside it: the record and the batch (`record`, `batch`),
 identities and positions (`names`, `marks`), the chain document that decides a queue's order (`chain`), errors
-(`errors`), the gRPC messages (`seriatim.proto`), elections and sessions (`election`, `zookeeper`), settings and logs.
+(`errors`), the gRPC messages (`seriatim.proto`), elections, nodes and sessions in ZooKeeper (`election`, `nodes`,
+`zookeeper`), settings and logs.
 
 Glossary (one meaning each; the full text is in docs/protocol.md):
 
