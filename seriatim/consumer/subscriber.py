@@ -149,9 +149,11 @@ class Subscriber(Reader):
         return "" if self._session is None else self._session.waits
 
     def wait_elected(self, timeout_s: float | None = None) -> Term:
-        """Wait to be elected. Raises DeadlineOver."""
+        """Wait to be elected. Raises DeadlineOver, InvalidArgument where it isn't open, or is closed meanwhile, and as `term`."""
         deadline_s = None if timeout_s is None else boottime_s() + timeout_s
         while (term := self.term) is None:
+            if self._thread is None:
+                raise InvalidArgument("the subscriber isn't open: nobody stands for election")
             left_s = 1.0 if deadline_s is None else deadline_s - boottime_s()
             if left_s <= 0:
                 raise DeadlineOver(f"not elected in {timeout_s} s: {self.waiting_for}")

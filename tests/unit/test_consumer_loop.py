@@ -116,7 +116,7 @@ def test_a_signal_s_handler_may_close_the_subscriber_that_it_has_interrupted_som
     """Its loop waited for a lock that the waiting thread held, and the handler for the loop: one SIGTERM in some thousands was for ever."""
 
     def wait(subscriber: Subscriber, interruption: Interruption) -> None:
-        with interruption, contextlib.suppress(DeadlineOver):
+        with interruption, contextlib.suppress(DeadlineOver, InvalidArgument):
             subscriber.wait_elected(0.001)
 
     number = 0
@@ -133,6 +133,27 @@ def test_a_signal_s_handler_may_close_the_subscriber_that_it_has_interrupted_som
         if not interruption.has_come:
             break
     assert number > 5
+
+
+def test_who_waits_for_a_subscriber_to_be_elected_is_told_that_it_is_closed_or_was_never_open() -> None:
+    """They waited for ever for an election that nobody stood in any more."""
+    subscriber: Any = Subscriber("127.0.0.1:1", "orders")
+    with pytest.raises(InvalidArgument, match="isn't open"):
+        subscriber.wait_elected()
+    subscriber._thread, subscriber._session = LoopThread("closed meanwhile"), OfSubscriber(subscriber)
+    told: list[InvalidArgument] = []
+
+    def wait() -> None:
+        try:
+            subscriber.wait_elected()
+        except InvalidArgument as error:
+            told.append(error)
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    subscriber.close()
+    waiting.join(WAIT_S)
+    assert len(told) == 1
 
 
 def test_a_time_out_beyond_what_the_system_can_wait_is_refused() -> None:

@@ -81,7 +81,8 @@ def in_a_loop(timeout_s: float) -> None:
 
 
 def elected(timeout_s: float) -> None:
-    subscriber = Subscriber("localhost:1", "q")
+    subscriber: Any = Subscriber("localhost:1", "q")
+    subscriber._thread = object()  # open
     with suppress(DeadlineOver):
         subscriber.wait_elected(timeout_s)
 
