@@ -545,6 +545,7 @@ class Consumer(Reader):
         error, the record counts as done instead, once `park` returned; where that raises, too, the record blocks the queue.
         What fails when this consumer is no longer elected, or somebody sought, is neither parked nor tried again by that term.
         What isn't an `Exception` (KeyboardInterrupt) ends this at once, and its record is not done: the next `run` begins with it.
+        So does a handler, or `park`, that is an `async def`, whose call does nothing by itself: raises InvalidArgument.
         """
         try:
             handle(self, self._hand_over, handler, park, backoff_s, backoff_max_s)

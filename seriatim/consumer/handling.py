@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from seriatim.consumer.handover import HandOver
 from seriatim.protocol import log
 from seriatim.protocol.clock import boottime_s
+from seriatim.protocol.errors import InvalidArgument
 from seriatim.protocol.record import Record
 
 if TYPE_CHECKING:
@@ -41,15 +42,17 @@ def handle(
     def failure(record: Record, term: int) -> Exception | None:
         """Hand it over, once. None: it is done. Who is deposed meanwhile doesn't park it: another reader may be past it."""
         try:
-            handler(record)
+            answered = handler(record)
         except Exception as error:
             if park is None or not hand_over.holds(term):
                 return error
             try:
-                park(record, error)
+                answered = park(record, error)
             except Exception as failed:
                 return failed
+            _check_ran(answered)
             _log.warning("record parked", queue=consumer.queue, offset=record.offset, error=error)
+        _check_ran(answered)
         return None
 
     for record in consumer:
@@ -60,7 +63,9 @@ def handle(
         attempts, since_s, pause_s = 1, time.time(), backoff_s
         while error is not None:
             consumer.blocked = Blocked(record, error, attempts, since_s)
-            _log.warning("queue blocked", queue=consumer.queue, offset=record.offset, attempts=attempts, error=error)
+            _log.warning(
+                "queue blocked", queue=consumer.queue, offset=record.offset, attempts=attempts, error=error
+            )
             if not _may_be_repeated(hand_over, term, pause_s):
                 break
             attempts, pause_s = attempts + 1, min(backoff_max_s, pause_s * 2)
@@ -68,6 +73,15 @@ def handle(
         consumer.blocked = None
         if error is not None and hand_over.is_closed:
             return
+
+
+def _check_ran(answered: object) -> None:
+    """Raises InvalidArgument where an `async def` was called: nothing of it ran, and the record would count as done."""
+    if isinstance(answered, Coroutine):
+        answered.close()
+        raise InvalidArgument(
+            "a handler is a plain function: what is awaited belongs into `async for record in consumer`"
+        )
 
 
 def _may_be_repeated(hand_over: HandOver, term: int, pause_s: float) -> bool:

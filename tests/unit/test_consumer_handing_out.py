@@ -667,6 +667,27 @@ def test_a_record_that_cannot_be_parked_blocks_the_queue() -> None:
     assert (tries, parked, handled) == ([0, 0, 0], [0], [1, 2])
 
 
+@pytest.mark.parametrize("of", ["handler", "park"])
+def test_a_handler_that_would_have_to_be_awaited_is_refused_and_its_record_is_not_done(of) -> None:
+    """Nothing of it ran, and each record was committed as handled, or parked."""
+    consumer = elected(delivery(1, 0, 0, 3))
+    consumer._idle_timeout_s = 0
+    handled: list[int] = []
+
+    async def awaited(record, _error=None) -> None:
+        handled.append(record.offset)
+
+    def failing(record) -> None:
+        if record.offset == 1:
+            raise ValueError("bad")
+        handled.append(record.offset)
+
+    with pytest.raises(InvalidArgument, match="plain function"):
+        consumer.run(*((awaited,) if of == "handler" else (failing, awaited)))
+    assert handled == ([] if of == "handler" else [0])
+    assert passed(consumer) == to_commit(consumer) == Place(Epoch(1), Index(len(handled)))
+
+
 def begin_at(consumer: Consumer, offset: int) -> None:
     """Another term, from there on, one record."""
     consumer._hand_over.begin()
