@@ -51,7 +51,7 @@ def handle(
             except Exception as failed:
                 return failed
             _check_ran(answered)
-            _log.warning("record parked", queue=consumer.queue, offset=record.offset, error=error)
+            _log.warning("record parked", queue=consumer.queue, offset=record.offset, error=_told(error))
         _check_ran(answered)
         return None
 
@@ -64,7 +64,7 @@ def handle(
         while error is not None:
             consumer.blocked = Blocked(record, error, attempts, since_s)
             _log.warning(
-                "queue blocked", queue=consumer.queue, offset=record.offset, attempts=attempts, error=error
+                "queue blocked", queue=consumer.queue, offset=record.offset, attempts=attempts, error=_told(error)
             )
             if not _may_be_repeated(hand_over, term, pause_s):
                 break
@@ -82,6 +82,11 @@ def _check_ran(answered: object) -> None:
         raise InvalidArgument(
             "a handler is a plain function: what is awaited belongs into `async for record in consumer`"
         )
+
+
+def _told(error: Exception) -> str:
+    """With its kind: a KeyError says a key and no more, and a failed assertion nothing."""
+    return f"{type(error).__name__}: {error}"
 
 
 def _may_be_repeated(hand_over: HandOver, term: int, pause_s: float) -> bool:

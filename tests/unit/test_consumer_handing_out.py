@@ -688,6 +688,29 @@ def test_a_handler_that_would_have_to_be_awaited_is_refused_and_its_record_is_no
     assert passed(consumer) == to_commit(consumer) == Place(Epoch(1), Index(len(handled)))
 
 
+def test_what_is_logged_of_a_record_that_failed_says_the_kind_of_its_error(caplog) -> None:
+    """Of a KeyError there was only the key, of a failed assertion nothing, and nobody keeps more of a parked record."""
+    consumer = elected(delivery(1, 0, 0, 2))
+    tries: list[int] = []
+
+    def handler(record) -> None:
+        tries.append(record.offset)
+        if record.offset == 1:
+            consumer._hand_over.close()
+        raise KeyError("id")
+
+    def park(_record, _error) -> None:
+        if len(tries) == 1:
+            raise AssertionError
+
+    consumer.run(handler, park, backoff_s=0.001)
+    assert tries == [0, 0, 1]
+    said = [record.getMessage() for record in caplog.records]
+    assert [line.split()[1] for line in said] == ["blocked", "parked", "parked"]
+    assert said[0].endswith("error='AssertionError: '")
+    assert all(line.endswith("""error="KeyError: 'id'\"""") for line in said[1:])
+
+
 def begin_at(consumer: Consumer, offset: int) -> None:
     """Another term, from there on, one record."""
     consumer._hand_over.begin()
