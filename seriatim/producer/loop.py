@@ -230,7 +230,7 @@ class SendingLoop:
                 self._queue_id = QueueId(view.queue_id)
                 session = ZooKeeperSession(cluster.zookeeper, self._settings.session_timeout_s)
                 await session.start(ACQUIRE_TIMEOUT_S)
-                self._buffer.note(NotElected("standing by: not first in line of the queue's senders"))
+                self._buffer.note(NotElected("not in line of the queue's senders yet"))
                 return session
             except (WorldError, BugError) as error:
                 self._buffer.note(error)
@@ -291,7 +291,16 @@ class SendingLoop:
             )
             self._handle(events.Elected())
         else:
-            self._handle(events.Deposed(f"the election says {standing}"))
+            reason = self._why_not_elected(standing)
+            self._handle(events.Deposed(reason))
+            self._buffer.note(NotElected(reason))  # also where it stood by: for something else than before
+
+    def _why_not_elected(self, standing: Standing) -> str:
+        if standing is Standing.WAITING:
+            return "standing by: not first in line of the queue's senders"
+        if self._session is None or self._session.state is not SessionState.CONNECTED:
+            return "ZooKeeper doesn't answer: nobody can tell who is first in line of the queue's senders"
+        return "its place in line of the queue's senders is gone"
 
     def _ticked(self) -> None:
         self._timer = None

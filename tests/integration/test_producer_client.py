@@ -8,7 +8,7 @@ import errno
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any, Self
 
@@ -35,6 +35,7 @@ from seriatim.protocol.seriatim_pb2_grpc import (
 )
 from seriatim.protocol.zookeeper_threads import Handler
 from tests.forks import in_a_fork
+from tests.integration.test_zookeeper_cut_off import Path
 from tests.interruption import Interruption
 from tests.waiting import wait_until
 
@@ -507,6 +508,38 @@ def test_who_is_first_in_line_is_not_said_to_stand_by(cluster: SmallCluster, mon
             producer.wait_until_elected(0)
         cluster.loop.call_soon_threadsafe(cluster.held_up.set)
         assert producer.wait_until_elected(WAIT_S).token == 1
+
+
+def waits_for(producer: Producer) -> str:
+    try:
+        producer.wait_until_elected(0)
+    except errors.NotElected as error:
+        return error.message
+    return ""
+
+
+def test_who_is_not_elected_because_zookeeper_does_not_answer_says_that_and_not_that_it_stands_by(
+    cluster: SmallCluster, zookeeper: str
+) -> None:
+    """It was `the election says unsure` of the one, and `not first in line` of the other, for as long as nobody could be elected."""
+    path = Path(zookeeper)
+
+    def done(work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, cluster.loop).result(WAIT_S)
+
+    cluster.zookeeper = done(path.lay())
+    deposed: list[str] = []
+    with new(cluster, on_deposed=deposed.append) as first:
+        first.wait_until_elected(WAIT_S)
+        with new(cluster) as second:
+            wait_until(lambda: "standing by: not first in line" in waits_for(second))
+            done(path.cut())
+            wait_until(lambda: all("ZooKeeper doesn't answer" in waits_for(one) for one in (first, second)))
+            assert "ZooKeeper doesn't answer" in deposed[0]
+            done(path.lay())
+            first.wait_until_elected(WAIT_S)
+            wait_until(lambda: "standing by: not first in line" in waits_for(second))
+    done(path.cut())
 
 
 def test_who_stands_again_waits_for_the_next_term(cluster: SmallCluster) -> None:
