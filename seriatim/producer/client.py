@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import repeat
@@ -43,6 +45,8 @@ class Producer:
     (setup.py) it may stand still there instead. Better: set an event in the handler, and close the producer elsewhere.
 
     Keep it open: each election takes one of 16,777,215 numbers that a queue has for senders whose records have no seqs of their own.
+    And close it: what isn't acknowledged when the process ends may never be sent. As a context manager it is closed at the end,
+    or, where that comes by an exception, aborted.
 
     A forked process can't use its parent's producers: what sends or waits raises InvalidArgument there, and `close` does nothing. Nor
     can it have any of its own, where the parent's weren't closed before the fork: gRPC doesn't outlive one. Start processes by spawn.
@@ -117,6 +121,7 @@ class Producer:
         self._is_closed = False
         self._loop.start()
         forks.call_in_child(self, Producer._leave_to_parent)
+        _open[self] = Producer._tell_what_is_left
 
     # ---- sending -----------------------------------------------------------------------------------------------
 
@@ -350,6 +355,16 @@ class Producer:
         if not self._buffer.ends.is_in_parent:
             self._loop.close(10 if is_first and self._buffer.ends.may_wait else 0)
 
+    def _tell_what_is_left(self) -> None:
+        """Where the process ends: nobody waits for the producer's thread then, and what `send` took went without a word."""
+        if not self._is_closed:
+            incomplete, _ = self._buffer.flush()
+            if incomplete:
+                records = sum(shared.count for shared in incomplete)
+                _log.warning(
+                    "not closed at the end of the process: records may be lost", queue=self.queue, records=records
+                )
+
     def __enter__(self) -> Self:
         return self
 
@@ -364,6 +379,15 @@ class Producer:
 
     async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         await asyncio.to_thread(self.close if error is None else self.abort)
+
+
+_open: weakref.WeakKeyDictionary[Producer, Callable[[Producer], None]] = weakref.WeakKeyDictionary()
+
+
+@atexit.register
+def _exiting() -> None:
+    for producer, tell in list(_open.items()):
+        tell(producer)
 
 
 _SEND = Producer.send

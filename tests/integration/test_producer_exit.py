@@ -105,6 +105,23 @@ producer.send(b"1")
     assert left_by_itself(cluster, zookeeper)
 
 
+@pytest.mark.parametrize("are_acknowledged", [False, True])
+def test_a_producer_that_is_not_closed_says_what_may_be_lost(cluster: SmallCluster, *, are_acknowledged: bool) -> None:
+    """A script that sends, and ends, had sent nothing, and ended with 0 and without a word."""
+    if not are_acknowledged:
+        cluster.silent_epochs.add(1)
+    script = """
+import logging
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+producer = new()
+producer.wait_until_elected(60)
+handles = producer.send_many([b"1", b"2"])
+"""
+    said = run(cluster, script + "[handle.result(60) for handle in handles]" * are_acknowledged)
+    lost = "not closed at the end of the process: records may be lost queue=q records=2"
+    assert (lost in said.splitlines()) is not are_acknowledged
+
+
 FORK = """
 import os
 from seriatim.protocol.errors import SeriatimError
