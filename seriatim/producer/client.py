@@ -205,7 +205,8 @@ class Producer:
         """Wait until every record sent before is at its end.
 
         Raises DeadlineOver where that takes longer than `timeout` seconds (`details["reason"]`: where it is known), OutcomeUnknown where some record's end
-        was that, and no flush has told of it before this one was called.
+        was that, and no flush has told of it before this one was called. That is said also where handles told it, and where the application
+        has sent those records again since: who has dealt with it calls this once, and passes over it, or `close` says so at the end.
         """
         give_up_at_s = None if timeout is None else time.monotonic() + timeout
         incomplete, told = self._buffer.flush()
