@@ -59,7 +59,8 @@ class Consumer(Reader):
     some 700 B a batch. `on_elected()` and `on_deposed()` are called on the consumer's own thread and must return quickly:
     what would wait there raises InvalidArgument, and what they raise is logged.
 
-    Used by one application thread at a time; `close` and `commit` by any. A signal's handler better sets an event: it may have
+    Used by one application thread, and by one task of a loop, at a time: whoever asks for a record is done with the one before, and with
+    two of them that is another one's. `close` and `commit` by any. A signal's handler better sets an event: it may have
     interrupted what they wait for. Opened by its first use, or as a context manager. Opening raises Unreachable, DeadlineOver, UnknownQueue, UnknownSubscription.
 
     A forked process can't use what its parent has opened: all but `close`, which does nothing there, raises InvalidArgument. Nor can it
