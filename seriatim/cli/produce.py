@@ -125,13 +125,15 @@ class _Run:
         return not self.is_stopping
 
     def wait_until_elected(self, connect_timeout_s: float = math.inf) -> bool:
-        """False where the command is to stop instead. Raises Unreachable where nobody answers for so long."""
+        """False where the command is to stop instead. Raises Unreachable where nobody answers for so long, and nobody ever did."""
         started_s = time.monotonic()
         while self.may_go_on():
             try:
                 elected = self.producer.wait_until_elected(_LOOK_EVERY_S)
             except (NotElected, Waiting, Unreachable) as problem:
-                if isinstance(problem, Unreachable) and time.monotonic() - started_s > connect_timeout_s:
+                if self.producer.is_connected:
+                    connect_timeout_s = math.inf  # coordinators may fail with whoever it stands by for
+                elif isinstance(problem, Unreachable) and time.monotonic() - started_s > connect_timeout_s:
                     raise
                 self.say(f"waiting to be elected: {problem.message}")
                 continue

@@ -143,6 +143,22 @@ def test_coordinators_may_be_away_for_longer_than_at_the_start(cluster: SmallClu
     assert cluster.values() == [b"v", b"w"]
 
 
+def test_and_also_where_it_has_stood_by_until_then(cluster: SmallCluster, tmp_path: Path) -> None:
+    """It ended just where it was to take over: it had stood by for longer than a coordinator is looked for at the start."""
+    file = tmp_path / "lines"
+    file.write_text("v\n")
+    with new(cluster) as other:
+        other.wait_until_elected(60)
+        process = start(cluster, str(file), "--connect-timeout", "0.5")
+        assert process.stderr is not None
+        assert any("standing by" in line for line in process.stderr)
+        cluster.reply_with += [errors.Unreachable("it is being restarted")] * 10_000
+    assert any("waiting to be elected: " in line and "it is being restarted" in line for line in process.stderr)
+    cluster.loop.call_soon_threadsafe(cluster.reply_with.clear)
+    assert ended(process)[0] == exits.DONE
+    assert cluster.values() == [b"v"]
+
+
 def test_why_it_ends_is_said_where_nobody_can_tell_what_was_stored(cluster: SmallCluster) -> None:
     cluster.silent_epochs = set(range(1, 1000))  # whatever it goes on with meanwhile
     with start(cluster, given=subprocess.PIPE) as process:
