@@ -28,6 +28,7 @@ class FakeProducer:
     """The public face of a producer over a real buffer; the test is its thread."""
 
     queue = "q"
+    is_connected = False
 
     def __init__(self, batch_bytes: int = 1000, max_buffer_bytes: int = 1 << 20) -> None:
         self.buffer = Buffer("p", BatchLimits(batch_bytes, 0), max_buffer_bytes, 0.01)
@@ -326,14 +327,20 @@ def test_a_part_that_was_kept_of_a_failed_batch_acknowledges_nothing_behind_it()
 
 
 def test_nobody_answering_at_the_start_is_told_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where that is found out late, as of a coordinator that takes connections and says nothing: it waited for ever."""
     now_s = 100.0
     monkeypatch.setattr(producing, "time", SimpleNamespace(monotonic=lambda: now_s))
 
     class Lonely(FakeProducer):
+        is_asked = False
+
         def wait_until_elected(self, timeout: float) -> Elected:
             nonlocal now_s
             now_s += timeout
-            raise errors.Unreachable("nobody")
+            if self.is_asked:
+                raise errors.Unreachable("nobody")
+            self.is_asked = True
+            raise errors.NotElected("not elected yet")
 
     sender = CaptureSender(cast(Producer, Lonely()), connect_timeout_s=5)
     assert not sender.wait_until_elected(4.5)
@@ -341,3 +348,10 @@ def test_nobody_answering_at_the_start_is_told_in_the_end(monkeypatch: pytest.Mo
         sender.wait_until_elected(0.5)
     patient = CaptureSender(cast(Producer, Lonely()))
     assert not patient.wait_until_elected(10)
+    assert not patient.wait_until_elected(10)
+    standing = Lonely()
+    sender = CaptureSender(cast(Producer, standing), connect_timeout_s=5)
+    standing.is_connected = True
+    assert not sender.wait_until_elected(4.5)
+    standing.is_connected = False
+    assert not sender.wait_until_elected(4.5)

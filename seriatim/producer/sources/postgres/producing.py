@@ -77,9 +77,10 @@ class CaptureSender:
         except (NotElected, Waiting, Unreachable, DeadlineOver) as error:
             if time.monotonic() - started_s < timeout_s:
                 raise  # it didn't wait: the producer has stopped for good
-            if not isinstance(error, Unreachable):
+            give_up_at_s = self._give_up_at_s
+            if self._producer.is_connected:  # not to be elected says nothing: nor is who waits for a first answer
                 self._give_up_at_s = None
-            elif self._give_up_at_s is not None and time.monotonic() >= self._give_up_at_s:
+            elif isinstance(error, Unreachable) and give_up_at_s is not None and time.monotonic() >= give_up_at_s:
                 raise
             self._tell(error.message)
             return False
