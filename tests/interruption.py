@@ -35,7 +35,7 @@ class Interruption:
         if self._files and frame.f_code.co_filename not in self._files:
             return None
         self._left -= event == "line"
-        if self._left == 0:
+        if event == "line" and self._left == 0:
             sys.settrace(self._before)
             self._handler()
         return self._trace if self._left > 0 else None

@@ -3,7 +3,7 @@
 python -m tests.mutation --sample 300 --report mutants.jsonl     of all cores
 python -m tests.mutation --modules seriatim.broker_group.core.replica
 python -m tests.mutation --quick                                  against the tests alone, and those only that reach a mutant
-python -m tests.mutation --list
+python -m tests.mutation --since 3d7047e --list
 
 Each mutant runs in a process of its own: schedules of the simulator first, then the cores' own tests, then what is explored
 quickly. What is found by none is a rule that no check holds, or a change that makes no difference: somebody has to look.
@@ -23,7 +23,7 @@ from typing import Any
 
 from tests.mutation import quick
 from tests.mutation.judge import MODULES, Verdict, check, judge
-from tests.mutation.operators import mutants
+from tests.mutation.operators import changed_lines, mutants
 
 
 def _arguments() -> argparse.Namespace:
@@ -32,6 +32,7 @@ def _arguments() -> argparse.Namespace:
         "--modules", nargs="+", default=MODULES, choices=MODULES, metavar="MODULE", help="default: all cores"
     )
     parser.add_argument("--functions", nargs="+", metavar="NAME", help="of these functions only")
+    parser.add_argument("--since", metavar="REVISION", help="of lines only that are changed since then")
     parser.add_argument("--sample", type=int, metavar="N", help="so many of them, by chance (default: all)")
     parser.add_argument("--seed", type=int, default=1, help="of the sample")
     parser.add_argument("--schedules", type=int, default=60, metavar="N", help="for each (default 60)")
@@ -50,6 +51,9 @@ def main() -> None:
     asked = [one for module in arguments.modules for one in mutants(module)]
     if arguments.functions:
         asked = [one for one in asked if one.function in arguments.functions]
+    if arguments.since is not None:
+        lines = {module: changed_lines(module, arguments.since) for module in arguments.modules}
+        asked = [one for one in asked if one.line in lines[one.module]]
     if arguments.sample is not None:
         asked = random.Random(arguments.seed).sample(asked, min(arguments.sample, len(asked)))
     if arguments.list:

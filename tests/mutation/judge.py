@@ -25,14 +25,14 @@ from tests.simulation.exhaustive.explorer import explore
 CORES = {
     "seriatim.coordinator.core": (
         (
-            "acquire_send acquire_read acquiring background chain chain_point close_link closing readmission recovery registry removal "
-            "retention rotation seal status subscriptions"
+            "acquire_send acquire_read acquiring background chain chain_length chain_point close_link closing draining reach readmission "
+            "recovery registry removal retention rotation seal status subscriptions"
         ),
         "tests/unit/test_coordinator_*.py tests/property/test_chain_*.py",
     ),
     "seriatim.broker_group.core": (
-        "replica cursors link_record lease resync setback disk",
-        "tests/unit/test_replica.py tests/unit/test_broker_cores.py tests/property/test_replica_pair.py",
+        "replica cursors link_record lease resync rocksdb_log setback disk",
+        "tests/unit/test_replica.py tests/unit/test_broker_cores.py tests/property/test_replica_pair.py tests/property/test_rocksdb_log.py",
     ),
     "seriatim.producer.core": (
         "sequencing resume sender sender_state batching timing",

@@ -10,6 +10,8 @@ import ast
 import functools
 import importlib
 import inspect
+import re
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import CodeType, FunctionType
@@ -28,7 +30,7 @@ _COMPARED: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
     ast.NotIn: (ast.In,),
 }
 _CALLED = {"max": "min", "min": "max", "any": "all", "all": "any"}
-_DROPPED = (ast.Expr, ast.AugAssign, ast.Continue, ast.Break, ast.Raise)
+_DROPPED = (ast.Expr, ast.AugAssign, ast.Continue, ast.Break, ast.Raise, ast.Delete)
 """Statements without which a function still runs. An expression that is a statement is an order: an effect, or a call."""
 
 
@@ -40,6 +42,10 @@ class Mutant:
     number: int
     function: str
     what: str
+
+    @property
+    def line(self) -> int:
+        return int(self.what.partition(":")[0])
 
 
 def _set(node: Any, name: str, new: Any) -> Callable[[], Callable[[], None]]:
@@ -152,12 +158,20 @@ def _changes(node: ast.AST) -> Made:
     for name in ("body", "orelse", "finalbody"):
         statements = getattr(node, name, None)
         for at, statement in enumerate(statements if isinstance(statements, list) else []):
-            if isinstance(statement, _DROPPED) and not _is_docstring(statement):
+            if _is_dropped(statement):
                 yield f"dropped: {ast.unparse(statement)}", _put(statements, at, ast.Pass())
 
 
 def _is_text(node: ast.BinOp) -> bool:
     return any(isinstance(side, ast.Tuple | ast.JoinedStr | ast.List) for side in (node.left, node.right))
+
+
+def _is_dropped(statement: ast.stmt) -> bool:
+    """Also what is written down elsewhere than in a name of the function's own, and an end before the end."""
+    match statement:
+        case ast.Return(value=None) | ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
+            return True
+    return isinstance(statement, _DROPPED) and not _is_docstring(statement)
 
 
 def _is_docstring(statement: ast.stmt) -> bool:
@@ -194,6 +208,18 @@ def _all(module: str) -> Iterator[tuple[Mutant, Callable[[], Callable[[], None]]
 def mutants(module: str) -> list[Mutant]:
     """All of a module."""
     return [mutant for mutant, _ in _all(module)]
+
+
+def changed_lines(module: str, revision: str) -> set[int]:
+    """Those of a module that weren't so at a revision of the repository: all, where it had no such file."""
+    path = inspect.getsourcefile(importlib.import_module(module))
+    assert path is not None
+    command = ("git", "diff", "--unified=0", "--find-copies", revision, "--", path)
+    changes = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    found: set[int] = set()
+    for first, count in re.findall(r"^@@ \S+ \+(\d+)(?:,(\d+))? @@", changes, re.MULTILINE):
+        found.update(range(int(first), int(first) + int(count or 1)))
+    return found
 
 
 def _live(mutant: Mutant) -> FunctionType:

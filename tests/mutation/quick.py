@@ -51,8 +51,7 @@ class _Tests:
             self._reach(session, number)
         for mutant in self._asked:
             began_s = time.monotonic()
-            line = int(mutant.what.partition(":")[0])
-            tests = self._of_line[mutant.module, line] or self._of_function[mutant.module, mutant.function]
+            tests = self._of_line[mutant.module, mutant.line] or self._of_function[mutant.module, mutant.function]
             how = _found(mutant, [session.items[number] for number in sorted(tests, key=self._took_s.__getitem__)])
             took_s = round(time.monotonic() - began_s, 1)
             self.verdicts.append(Verdict(mutant, "tests" if how else "", how, took_s))

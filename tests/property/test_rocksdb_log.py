@@ -99,3 +99,23 @@ def test_what_has_damage_before_it_or_bytes_behind_it_is_not_torn(payloads: list
     harmed[data.draw(st.integers(0, 600))] ^= 1 << data.draw(st.integers(0, 7))
     assert torn(bytes(harmed)) is None
     assert torn(left + b"\x01") is None
+
+
+def test_a_whole_record_that_is_said_to_be_longer_is_not_torn() -> None:
+    """In the last block, or where it was flushed, nobody but this tells; nor is it cut off where zeros follow, with what came behind it."""
+    log, _ = written([b"\x01" * (BLOCK_BYTES + 600)])
+    longer = bytearray(log)
+    struct.pack_into("<H", longer, 4, BLOCK_BYTES)
+    assert damage(bytes(longer)) is None  # RocksDB tells
+    assert damage(bytes(longer), 1) == 0
+    zeros_behind = bytearray(written([b"\x01" * 600])[0].ljust(4 * SECTOR_BYTES, b"\0"))
+    struct.pack_into("<H", zeros_behind, 4, 3 * SECTOR_BYTES)
+    assert torn(bytes(zeros_behind)) is None
+
+
+def test_what_has_no_zeros_in_its_place_is_not_torn() -> None:
+    log, _ = written([b"\x01" * (SECTOR_BYTES - HEADER_BYTES), b"\x01" * 600])
+    assert torn(log[: 2 * SECTOR_BYTES]) is None
+    harmed = bytearray(log[:SECTOR_BYTES].ljust(2 * SECTOR_BYTES, b"\0"))
+    harmed[20] ^= 1
+    assert torn(bytes(harmed)) is None

@@ -194,6 +194,15 @@ def test_where_it_is_not_known_who_committed_the_further_cursor_counts() -> None
     untold = cursor(1, 2, 30, by=0)
     assert cursors.further(untold, cursor(1, 1, 50)) == cursor(1, 2, 50, by=1)
     assert cursors.further(cursor(1, 2, 20), untold) == untold
+    assert (
+        cursors.further(cursor(1, 3, 20), untold) == cursors.further(untold, cursor(1, 3, 20)) == cursor(1, 3, 30, by=0)
+    )
+
+
+def test_an_end_that_an_earlier_reader_came_to_stays_that_one_s() -> None:
+    """As told: else a member that alone has it would report it drained by who reads now, who hasn't come to it (invariant 7)."""
+    there = SubscriptionId(2), Generation(1), Token(3), Index(9), Token(2)
+    assert cursors.from_parts(*there, end=Index(9)) == cursor(1, 3, 9, by=2)
 
 
 def test_a_cursor_s_record_is_read_as_it_was_written_also_an_earlier_version_s() -> None:
@@ -366,6 +375,13 @@ def test_what_was_abandoned_is_kept_aside_uncut() -> None:
     assert plan(given_up(sealed(1, 9)), holding=(held(1, 9, 12, is_abandoned=True),)) == ()
 
 
+def test_what_cant_be_read_is_left_alone() -> None:
+    """Nothing is known of it, so nothing of it is copied, cut, or ended anew."""
+    unreadable = replace(held(1, 9, 0, None), is_readable=False)
+    for end in (8, 9):
+        assert plan(sealed(1, end), sealed(2, 9), holding=(unreadable, held(2, 9, 9))) == ()
+
+
 def test_links_without_an_end_are_left_alone_and_dropped_ones_go() -> None:
     lost = replace(sealed(2, 9), state=LinkState.LOST, certificate=None)
     dropped = Dropped(Epoch(2), Offset(9), EMPTY_HASH, {}, {})
@@ -522,6 +538,8 @@ def test_the_chain_of_another_queue_that_got_the_id_explains_nothing_h16(is_dele
     assert said == "its link 1 is of queue audit, under the id of queue q"
     same = {"next_epoch": Epoch(2), "sender_token": Token(4)}
     assert found(opened(1, 9, 9, queue="q"), KeptChain(ChainVersion(9), "q", 0), **same) == ""
+    for created_at_ms in (0, 5_000):  # 0: an OpenLink doesn't tell
+        assert setback.another_queue("q", created_at_ms, KeptChain(ChainVersion(9), "q", 5_000), ()) == ""
     assert found(opened(1, 9, 9, queue=""), None, **same) == ""
 
 
@@ -536,6 +554,9 @@ def test_the_chain_of_another_queue_that_got_the_id_explains_nothing_h16(is_dele
         ),
         (opened(1, 9, 9, token=Token(5)), answered(sealed(1, 9)), "told of sender 5, the chain of none after 4"),
         (opened(1, 9, 9), answered(sealed(1, 9, group="g2")), "it has link 1, which is g2's in the chain"),
+        (held(1, None, 0, opened_start=1), answered(sealed(1, 9, group="g2")), "which is g2's in the chain"),
+        (held(1, None, 9), answered(sealed(1, 9, group="g2")), "which is g2's in the chain"),
+        (held(1, 9, 0), answered(sealed(1, 9, group="g2")), "which is g2's in the chain"),
         (opened(1, 9, 9, opened_start=2), answered(sealed(1, 9)), "was made for a#2, in the chain it is for a#1"),
         (
             opened(1, None, 5),

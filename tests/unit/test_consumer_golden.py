@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from seriatim.consumer.core import reading, reading_events
 from seriatim.consumer.core.reading import Reading
 from seriatim.consumer.core.reading_events import (
     BatchesArrived,
     CloseFetch,
     Deliver,
+    Drained,
     EndReached,
     Event,
     FetchFailed,
@@ -27,7 +30,7 @@ from seriatim.consumer.core.reading_events import (
 from seriatim.consumer.core.view import ChainView, LinkView, Place, Side
 from seriatim.protocol.batch import RecordColumns, encode
 from seriatim.protocol.chain import LinkState
-from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, Offset
+from seriatim.protocol.names import ChainVersion, Epoch, Incarnation, Index, Offset, beyond_abandoned
 from seriatim.protocol.patience import Patience
 
 
@@ -148,6 +151,19 @@ def test_a_member_that_sends_all_ends_the_link() -> None:
     assert trace(ViewChanged(followed)) == ["open 2: link 2 at g1-b from 0"]
 
 
+@pytest.mark.parametrize("head", [0, 1, 2])
+def test_a_link_that_was_let_go_is_read_only_for_who_was_told_that_the_next_one_is_the_head(head: int) -> None:
+    """Else who reads a range, or was put back there, would go on behind records that it never had."""
+    trace = Trace()
+    trace(ReadFrom(chain(link(1, LinkState.OPEN)), START))
+    trace(Drained(Epoch(head)))
+    orders = trace(ViewChanged(chain(link(2, LinkState.OPEN, base=3), version=2)))
+    if head == 2:
+        assert orders == ["close 1", "open 2: link 2 at g1-b from 0"]
+    else:
+        assert (orders, trace.state.waiting_for) == (["close 1"], "link 1, which the chain doesn't have")
+
+
 def test_all_is_delivered_where_the_view_has_no_more_and_its_end_is_known() -> None:
     def told(committed: int, version: int = 1, **changes) -> ChainView:
         last = replace(link(1, LinkState.OPEN), committed=Index(committed), is_committed_exact=True)
@@ -163,6 +179,7 @@ def test_all_is_delivered_where_the_view_has_no_more_and_its_end_is_known() -> N
     assert not trace.state.has_all_of(told(3, is_committed_exact=False))
     trace(EndReached(1, Index(3)))
     assert trace.state.has_all_of(told(3))
+    assert trace.state.has_all_of(chain())  # retention has let it go
     following = link(2, LinkState.OPEN, base=3)
     followed = chain(link(1, LinkState.SEALED, end=3), replace(following, committed=Index(1), is_committed_exact=True))
     assert not trace.state.has_all_of(followed)  # the reader was told of no next link
@@ -412,6 +429,14 @@ def test_behind_a_way_that_takes_long_a_member_is_not_left_for_what_it_said_befo
     assert trace(batch(1, 0, [1]), 30.0)[0] == "deliver link 1 0..1"
 
 
+def test_a_member_that_was_given_no_credit_yet_owes_nothing() -> None:
+    trace = Trace()
+    trace.state = replace(trace.state, patience=Patience(silences=12))
+    trace(ReadFrom(chain(link(1, LinkState.OPEN)), START), 10.0)
+    for number in range(20):
+        assert trace(Heard(1, Index(2)), 11.0 + 10 * number) == []
+
+
 def test_a_member_whose_batch_takes_long_to_arrive_owes_nothing() -> None:
     """What it says between two batches is said before the second one is on its way; no word can pass that."""
     trace = Trace()
@@ -460,6 +485,13 @@ def test_a_range_is_cut_off_by_no_gap_that_an_operator_left() -> None:
     trace(ReadFrom(chain(ended), Place(Epoch(2), Index(1)), until=until))
     trace(ViewChanged(chain(link(3, LinkState.OPEN, base=6), version=2)))
     assert (trace.state.at, trace.state.is_cut_off) == (Place(Epoch(3), Index(0)), False)
+    # Of a link whose end nobody could tell, with the links behind it: the next one is beyond all that it can have had.
+    for base, is_cut_off in ((beyond_abandoned(Offset(4)), False), (Offset(7), True)):
+        trace(
+            ReadFrom(chain(link(2, LinkState.SEALED, base=3, end=1)), Place(Epoch(2), Index(1)), until=Offset(1 << 50))
+        )
+        trace(ViewChanged(chain(link(5, LinkState.OPEN, base=base), version=2)))
+        assert trace.state.is_cut_off is is_cut_off
 
 
 def test_a_member_that_falls_silent_is_left_and_both_get_longer_each_round() -> None:

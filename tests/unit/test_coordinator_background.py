@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from seriatim.coordinator import background as background_shell
 from seriatim.coordinator.background import BackgroundWork
-from seriatim.coordinator.core import background, chain, retention, rotation, seal, status, subscriptions
+from seriatim.coordinator.core import background, chain, draining, retention, rotation, seal, status, subscriptions
 from seriatim.coordinator.core.background import (
     Change,
     ClearQueue,
@@ -57,6 +57,35 @@ def planned(world: World, *, now_ms: int = LATER_MS, told: Told | None = None, *
 
 def kinds(actions: tuple) -> list[type]:
     return [type(action) for action in actions]
+
+
+def test_that_clients_come_and_go_is_no_change_and_all_else_is():
+    """Else no link would ever be let go, nor a group come back, where some client comes every second."""
+    world = sending_world()
+    position = subscriptions.located(world.document, "earliest", None)
+    seen = SeenChain.after(None, world.document, world.version, 5)
+    assert seen.since_ms == 5
+    for number, after in enumerate(
+        (
+            chain.with_sender(world.document, "another"),
+            subscriptions.with_reader(world.document, "s", "another"),
+            subscriptions.sought(world.document, "s", position),
+            subscriptions.created(world.document, "t", position, 0),
+            subscriptions.deleted(world.document, "s"),
+        ),
+        start=6,
+    ):
+        assert SeenChain.after(seen, after, ChainVersion(9), number) == SeenChain(after, ChainVersion(9), since_ms=5)
+    closing = chain.closing(world.document, Epoch(1))
+    assert SeenChain.after(seen, closing, ChainVersion(9), 6) == SeenChain(closing, ChainVersion(9), since_ms=6)
+
+
+def test_a_switch_may_lead_to_who_is_on_the_send_list_also_where_the_queue_was_given_others_since():
+    world = sending_world()
+    given = replace(world.document, settings=replace(world.document.settings, groups=("g2",)))
+    assert "g1" in given.send_list
+    assert draining.may_lead_to(given, world.registry(), "g1")
+    assert not draining.may_lead_to(replace(given, send_list=("g2",)), world.registry(), "g1")
 
 
 def without_peers(world: World, group: str) -> Registry:

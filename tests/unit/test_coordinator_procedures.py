@@ -1003,6 +1003,17 @@ def test_a_source_of_which_all_was_given_up_has_no_mark_in_a_later_link(world):
     assert chain.abandoned(ended, Epoch(1), nothing, "all", 9).links[1].certificate.marks == {}
 
 
+def test_what_two_members_hold_of_a_later_link_counts_also_where_it_began_with_what_was_given_up(world):
+    world.document = sealed_by_one(world, epoch=Epoch(1), positions=(at(5),))
+    send_call(world, token=1).finish()
+    ended = sealed_by_one(world, epoch=Epoch(2), positions=(at(6),))
+    assert ended.links[1].marks_on_two == {"s": 15}
+    left = SealAnswer(Wholeness.WHOLE, world.members["g1", "b"].incarnation, (at(4),))
+    certificate = seal.given_up(ended.links[0], point_before(ended, Epoch(1)), [left], now_ms=9)
+    later = chain.abandoned(ended, Epoch(1), certificate, "one record", 9).links[1]
+    assert (later.marks_on_two, later.certificate.marks_on_two) == ({"s": 14}, {"s": 16})
+
+
 @pytest.mark.parametrize(
     ("positions", "left"), [((START,), 14), ((START, at(6)), 16), ((at(5),), 15), ((START, at(5)), 14)]
 )
@@ -1366,6 +1377,13 @@ def test_a_note_for_a_reader_in_whose_place_another_was_elected_is_refused(world
     for token in (Token(2), Token(0)):  # 0: a member of an earlier version doesn't say
         noted = subscriptions.with_stale_cursors(world.document, Epoch(1), "b", whose, token)
         assert noted.stale_note(Epoch(1), "b") is not None
+    position = subscriptions.located(world.document, "earliest", None)
+    others = subscriptions.created(world.document, "t", position, 0)
+    for number in range(3):
+        others = subscriptions.with_reader(others, "t", f"node-{number}")
+    assert (
+        subscriptions.with_stale_cursors(others, Epoch(1), "b", whose, Token(2)).stale_note(Epoch(1), "b") is not None
+    )
 
 
 def test_a_note_of_a_link_or_for_somebody_that_a_chain_hasn_t_come_to_is_refused(world):
@@ -1386,6 +1404,33 @@ def test_a_subscription_that_an_older_server_doesnt_know_is_looked_for_in_the_ne
     trace.state = missing
     trace.tell(unknown)
     assert trace.orders == ["refused unknown-subscription"]
+
+
+def test_who_was_led_on_meanwhile_does_not_start_in_the_next_link_where_it_was_in_the_last(world):
+    """The same reader asked twice; its first grant was good, and by the second answer it has read the link, which was reported."""
+    world.append(Epoch(1), 2)
+    world.append(Epoch(1), 2)
+    close_call(world, 1).finish()
+    send_call(world).finish()
+    world.document = subscriptions.with_reader(world.document, "s", "node-1")
+    trace = reading().tell(read(world), SessionsSeen(world.registry()), told("a", 1), told("b", 1))
+    assert trace.orders == ["read"]
+    led_on = subscriptions.drained(world.document, *world.document.subscription("s").whose, Epoch(1))
+    assert trace.tell(ChainRead(led_on, ChainVersion(9), world.registry())).orders == ["read"]
+
+
+def test_h7_a_note_of_another_link_says_nothing_of_this_one(world):
+    """The member that wasn't told may have taken an earlier reader's commit here, whatever is noted of it there."""
+    world.append(Epoch(1), 2)
+    close_call(world, 1).finish()
+    send_call(world).finish()
+    document = subscriptions.with_reader(world.document, "s", "node-1")
+    world.document = subscriptions.with_stale_cursors(document, Epoch(2), "b", None)
+    trace = reading().tell(read(world), SessionsSeen(world.registry()))
+    trace.tell(told("a"), ReaderNotTold("b", UnknownLink("it has nothing of it")))
+    assert trace.orders == ["read"]
+    others = chain.with_sender(world.document, "node-3")
+    assert trace.tell(ChainRead(others, ChainVersion(9), world.registry())).orders == ["read"]
 
 
 def test_h7_stale_cursors_dont_count(world):
@@ -1495,6 +1540,7 @@ def test_what_others_write_meanwhile_keeps_no_reader_at_a_link_s_end(world):
         subscriptions.sought(before, "s", position),
         subscriptions.deleted(before, "s"),
         subscriptions.with_stale_cursors(others, Epoch(1), "b", None),
+        subscriptions.drained(others, *before.subscription("s").whose, Epoch(1)),
     ):
         assert orders(after) == (["read"], "reading")
     assert orders(others, both[0], told("b", 1, is_stale=True)) == (["read"], "reading")
