@@ -1624,6 +1624,31 @@ def test_what_is_missing_is_copied_only_as_long_as_there_is_room_for_seals(
     with_links(scenario)
 
 
+def test_a_copy_that_is_not_what_the_certificate_names_is_replaced_from_its_start(
+    with_links: Callable[[Scenario], None],
+) -> None:
+    """What two disks hold of a link of `async` may differ in what was in flight: as long as the other one's, it would stay as it is."""
+
+    async def scenario(broker: Broker, runner: LinkRunner) -> None:
+        resyncer, _ = resyncer_of(broker)
+        sent, asked = batches(5), []
+
+        async def has_it(*_: object) -> None: ...
+
+        async def fetched(_: LinkRunner, index: Index, end: Index) -> AsyncIterator[EncodedBatch]:
+            asked.append((index, end, broker.store.last_position(runner.key).position.index))
+            for encoded in sent:
+                yield encoded
+
+        resyncer._check_peer_has = has_it  # type: ignore[method-assign]
+        resyncer._fetch = fetched  # type: ignore[method-assign]
+        await resyncer._copy(runner, Index(0), Index(50))
+        assert asked == [(0, 50, 0)]
+        assert runner.state.durable == 50
+
+    with_links(scenario)
+
+
 def test_what_comes_to_mend_a_link_after_it_was_let_go_is_not_kept(with_links: Callable[[Scenario], None]) -> None:
     async def scenario(broker: Broker, _: LinkRunner) -> None:
         resyncer, _ = resyncer_of(broker)

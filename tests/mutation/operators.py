@@ -214,7 +214,7 @@ def changed_lines(module: str, revision: str) -> set[int]:
     """Those of a module that weren't so at a revision of the repository: all, where it had no such file."""
     path = inspect.getsourcefile(importlib.import_module(module))
     assert path is not None
-    command = ("git", "diff", "--unified=0", "--find-copies", revision, "--", path)
+    command = ("git", "diff", "--unified=0", revision, "--", path)
     changes = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     found: set[int] = set()
     for first, count in re.findall(r"^@@ \S+ \+(\d+)(?:,(\d+))? @@", changes, re.MULTILINE):

@@ -324,7 +324,8 @@ class Nemesis:
         return mend
 
     def disk_stands_still(self) -> None:
-        self._stands_still(self.any_member(), self.some_s())
+        go_on = self.stop_disk_of(self.any_member())
+        self.later(self.some_s(), go_on)
 
     def disks_stand_still(self) -> None:
         """Both of the group that records go to, and for long: what they share hangs."""
@@ -332,9 +333,10 @@ class Nemesis:
         if link is not None:
             seconds = 1 + 7 * self.chance.random()
             for name in names_of(link):
-                self._stands_still(name, seconds)
+                self.later(seconds, self.stop_disk_of(name))
 
-    def _stands_still(self, name: str, seconds: float) -> None:
+    def stop_disk_of(self, name: str) -> Callable[[], None]:
+        """It stands still; what has it go on is for the caller to call."""
         disk = self._disk(name)
         self.world.note(f"the disk of {name} stands still")
         disk.is_still = True
@@ -343,7 +345,7 @@ class Nemesis:
             self.world.note(f"the disk of {name} goes on")
             disk.is_still = False
 
-        self.later(seconds, go_on)
+        return go_on
 
     def slow_disk(self) -> None:
         self.slow_down(self.any_member(), self.chance.choice((0.02, 0.3, 1.0)), self.some_s())

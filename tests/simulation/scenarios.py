@@ -189,6 +189,15 @@ def fail_head(schedule: Schedule) -> None:
         schedule.later(schedule.some_s(), mend)
 
 
+def hang_head(schedule: Schedule) -> None:
+    """The disks of the head stand still, as on one storage: sending goes on with another group as long as they do (protocol.md 5.4)."""
+    link = calmed(schedule)
+    go_on = [schedule.stop_disk_of(name) for name in names_of(link)]
+    schedule.until_sending_goes_on(SOON_S)
+    for disk_goes_on in go_on:
+        schedule.later(schedule.some_s(), disk_goes_on)
+
+
 def abandon_head(schedule: Schedule) -> None:
     """Both members of the head are gone for good: an operator gives the link up. Then they come back all the same (H21).
 
@@ -831,6 +840,7 @@ SCENARIOS: dict[str, tuple[float, Callable[[Schedule], None]]] = {
     "split head": (3, split_head),
     "lose the head": (1, lose_head),
     "disks of the head fail": (1, fail_head),
+    "disks of the head hang": (0.5, hang_head),
     "abandon the head": (0.5, abandon_head),
     "unreachable head": (1, unreachable_head),
     "nobody sends": (0.5, nobody_sends),

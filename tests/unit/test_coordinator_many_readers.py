@@ -13,6 +13,7 @@ from seriatim.coordinator import administration
 from seriatim.coordinator.administration import Operations
 from seriatim.coordinator.core.acquire_read import ReadRequest
 from seriatim.coordinator.core.events import ReadGrant, TellReader
+from seriatim.coordinator.core.registry import GroupState
 from seriatim.coordinator.execution import Execution
 from seriatim.coordinator.store import Store
 from seriatim.protocol import chain_json
@@ -261,5 +262,45 @@ def test_a_chain_that_zookeeper_was_set_back_to_is_told_from_another_one_of_the_
         store._await_node = lambda *_: asyncio.sleep(0, False)  # type: ignore[method-assign]
         await store._read_seen(QueueId(1))
         assert not store._held
+
+    asyncio.run(scenario())
+
+
+def test_what_was_looked_up_before_something_newer_was_seen_is_looked_at_again():
+    """A member that had registered while a call looked its group up stayed away for this coordinator, until it had something else to say."""
+
+    async def scenario() -> None:
+        store = Store(cast("ZooKeeperSession", ChainNode(queue().document)), "c")
+        older, newer = GroupState("g1"), GroupState("g1", is_draining=True)
+
+        async def read_group(name: str, *, is_watching: bool) -> GroupState:
+            store._remember(name, newer)  # by a watch, while this answer was on its way
+            return older
+
+        store._read_group = read_group  # type: ignore[method-assign]
+        store._stale.clear()
+        assert (await store.look_up_registry(["g1"])).group("g1") == older
+        assert store._stale == {"group g1"}
+        assert store._wake.is_set()
+
+    asyncio.run(scenario())
+
+
+def test_behind_a_connection_that_was_lost_every_name_is_read_again_whoever_had_it_before():
+    """It may have gone to another queue meanwhile, which nothing tells: its watch went with the session."""
+
+    async def scenario() -> None:
+        store = Store(cast("ZooKeeperSession", ChainNode(queue().document)), "c")
+        store.names = {"orders": QueueId(1), "bills": QueueId(2)}
+        known: list[dict[str, QueueId]] = []
+
+        async def read_names(names: dict[str, QueueId]) -> None:
+            known.append(dict(names))
+
+        store._read_names = read_names  # type: ignore[method-assign, assignment]
+        for stale in ("names", "list of names", "name orders"):
+            store._stale = {stale}
+            await store._refresh()
+        assert known == [{}, store.names, {"bills": QueueId(2)}]
 
     asyncio.run(scenario())

@@ -737,6 +737,13 @@ def test_no_more_is_given_up_than_was_shown() -> None:
     assert given_up(store, shown=shown, a=damaged).is_done
 
 
+def test_what_a_changed_chain_refused_is_not_said_to_be_given_up() -> None:
+    store, damaged, shown = shown_with_a_damaged_copy()
+    store.write_chain = lambda *_: asyncio.sleep(0, None)  # type: ignore[method-assign, assignment, return-value]
+    with pytest.raises(Waiting, match="the chain changed meanwhile: look again"):
+        given_up(store, shown=shown, a=damaged)
+
+
 def test_a_link_that_was_given_up_by_a_call_whose_answer_was_lost_is_given_up() -> None:
     """The next coordinator is asked the same, and would find nothing left to give up, or give up the rest, too."""
     store, damaged, shown = shown_with_a_damaged_copy()

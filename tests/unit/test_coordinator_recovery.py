@@ -389,6 +389,24 @@ def test_a_chain_that_lost_its_name_is_given_it_again(world):
     assert zookeeper.taken == copy.document.queue_id
 
 
+def test_no_queue_made_later_gets_an_id_of_which_some_member_keeps_a_chain_h16(world):
+    """Of queues of other names, too: ZooKeeper lost whose they were, and would give them anew."""
+    last = iter((5, 9, 7, 6, 5, 4))
+    passed: list[int] = []
+
+    class Members:
+        async def kept_chains(self, *_: object) -> tuple[list[Copy], QueueId]:
+            return [a_copy(world)], QueueId(next(last))
+
+    class Numbering(ZooKeeper):
+        async def new_queue_id(self, beyond: QueueId) -> None:
+            passed.append(beyond)
+
+    request = pb.RecoverQueueRequest(queue="orders", confirmed_queue="orders")
+    assert asyncio.run(Recovery(Numbering(world, None), Members()).recover_queue(request)).is_done
+    assert passed == [9]
+
+
 def test_nothing_else_is_recovered_than_was_shown_and_confirmed(world):
     """The member with the newest copy went in between: what it alone knew of was written over, as if the operator had agreed."""
     older = a_copy(world, "g2-b")

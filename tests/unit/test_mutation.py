@@ -3,6 +3,7 @@
 import importlib
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ import pytest
 
 from tests.mutation import judge
 from tests.mutation.judge import MODULES, own_tests
-from tests.mutation.operators import Mutant, apply, mutants
+from tests.mutation.operators import Mutant, apply, changed_lines, mutants
 
 SOURCE = '''
 from dataclasses import dataclass, replace
@@ -49,6 +50,13 @@ def counted(counter, order):
         case _:
             pass
     return counter
+
+
+def cleared(kept, keys):
+    for key in keys:
+        del kept[key]
+        return
+    kept["cleared"] = True
 '''
 
 
@@ -64,6 +72,12 @@ def module(tmp_path, monkeypatch):
 def _mutant(module, what) -> Mutant:
     (found,) = (one for one in mutants(module.__name__) if one.what.partition(": ")[2] == what)
     return found
+
+
+def _left(module, keys) -> set[str]:
+    kept: dict[str, object] = {"a": 1, "b": 2}
+    module.cleared(kept, keys)
+    return set(kept)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +101,9 @@ def _mutant(module, what) -> Mutant:
         ("without if order >= 0", lambda m: m.counted(m.Counter(), -1).count, 0, -1),
         ("without count=counter.count + order", lambda m: m.counted(m.Counter(), 3), (3, "counted"), (0, "counted")),
         ("Sub for Add", lambda m: m.counted(m.Counter(), 3).count, 3, -3),
+        ("dropped: return", lambda m: _left(m, "ab"), {"b"}, {"cleared"}),
+        ("dropped: del kept[key]", lambda m: _left(m, "ab"), {"b"}, {"a", "b"}),
+        ("dropped: kept['cleared'] = True", lambda m: _left(m, ""), {"a", "b", "cleared"}, {"a", "b"}),
     ],
 )
 def test_a_mutant_does_what_it_says(module, what, seen, right, wrong) -> None:
@@ -106,6 +123,26 @@ def test_what_is_only_said_or_checked_of_itself_is_left_alone(module) -> None:
     said = [one.what for one in mutants(module.__name__)]
     assert not any("order is not None" in one or "Says more" in one or "Is for IsNot" in one for one in said)
     assert sum("Sub for Add" in one for one in said) == 1
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
+def test_what_has_changed_since_a_revision_is_known_by_its_lines(module, tmp_path, monkeypatch) -> None:
+    def git(*arguments: str) -> None:
+        who = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+        subprocess.run(("git", *who, *arguments), cwd=tmp_path, check=True, capture_output=True)
+
+    monkeypatch.chdir(tmp_path)
+    git("init")
+    git("commit", "--allow-empty", "--message", "without it")
+    git("add", f"{module.__name__}.py")
+    git("commit", "--message", "with it")
+    assert changed_lines(module.__name__, "HEAD") == set()
+    assert len(changed_lines(module.__name__, "HEAD~1")) == len(SOURCE.splitlines())
+    changed = SOURCE.replace("> 2", "> 3")
+    Path(module.__file__).write_text(changed)
+    (line,) = changed_lines(module.__name__, "HEAD")
+    assert "> 3" in changed.splitlines()[line - 1]
+    assert {one.what.partition(": ")[2] for one in mutants(module.__name__) if one.line == line} >= {"GtE for Gt"}
 
 
 @pytest.mark.parametrize(

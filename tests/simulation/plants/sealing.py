@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -81,6 +82,11 @@ def _failure_unsaid(right: Any, reply: pb.SealReply) -> seal.SealAnswer:
 
 
 # ---- the session
+
+
+async def _stays_registered(self: Membership, _: int) -> None:
+    while self._broker.store.stands_still:  # noqa: ASYNC110 - nobody tells of that
+        await asyncio.sleep(0.1)
 
 
 async def _renewed_by_a_ping(right: Any, self: Membership, session_id: int, *, is_first: bool) -> None:
@@ -192,6 +198,14 @@ PLANTS = (
         changed(messages, "seal_answer_from", _failure_unsaid),
         within=20,
         shape=Shape(kinds=("disks of the head fail",), faults=(1, 1)),
+        finds="12: .*sending goes on",
+    ),
+    Plant(
+        "hanging disk waited for",
+        "a member whose disk stands still stays registered, as one that may yet take records",
+        instead(Membership, "_stand_aside", _stays_registered),
+        within=20,
+        shape=Shape(kinds=("disks of the head hang",), faults=(1, 1)),
         finds="12: .*sending goes on",
     ),
     Plant(
