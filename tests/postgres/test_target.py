@@ -54,7 +54,7 @@ from seriatim.consumer.spark.targets.errors import (
 )
 from seriatim.consumer.spark.targets.execution import BULK_FROM
 from seriatim.consumer.spark.targets.postgres import Position, PostgresTarget
-from seriatim.protocol.change import Change, Origin, Table, encode
+from seriatim.protocol.change import TEXT_SETTINGS, Change, Origin, Table, encode
 from seriatim.protocol.errors import Fenced, InvalidArgument, SeriatimError
 from seriatim.protocol.postgres import TARGET_SETTINGS
 from tests.postgres.pool import Pool
@@ -913,6 +913,10 @@ def test_a_table_that_a_crash_would_empty_is_refused(target, dsn, made, unlogged
     assert fetch(dsn, "SELECT id FROM forgetful") == [(1,)]
 
 
+RETYPED = {"money", "time", "daterange"}
+"""What PostgreSQL alters to no wider type by itself; there is nothing in the column."""
+
+
 @pytest.mark.parametrize(
     ("kind", "wide", "keys"),
     [
@@ -926,6 +930,13 @@ def test_a_table_that_a_crash_would_empty_is_refused(target, dsn, made, unlogged
         ("real", "double precision", ["1", "1.00000001"]),
         ("varchar(3)", "varchar(9)", ["abc", "abc  "]),
         ("varchar(3)[]", "text[]", ['{"abc  "}', "{abc}"]),
+        ("interval hour", "interval", ["01:00:00", "01:30:00"]),
+        ("interval year to month", "interval", ["1 year", "1 year 1 day"]),
+        ("name", "text", ["n" * 63, "n" * 64]),
+        ('"char"', "text", ["a", "ab"]),
+        ("time", "timestamp", ["2024-01-01 10:00:00", "2024-01-02 10:00:00"]),
+        ("time", "timetz", ["10:00:00+00", "10:00:00+01"]),
+        ("daterange", "tsrange", ['["2024-01-01 10:00:00",)', '["2024-01-01 11:00:00",)']),
     ],
 )
 def test_keys_that_the_target_would_round_are_refused_until_it_holds_them(target, dsn, kind, wide, keys) -> None:
@@ -939,9 +950,47 @@ def test_keys_that_the_target_would_round_are_refused_until_it_holds_them(target
         applied(target, 0, *changes, table="widened")
     with psycopg.connect(dsn) as connection:
         statement = str(refused.value).split("mend it with: ")[1].replace("TYPE_AS_IN_THE_SOURCE", wide)
-        connection.execute(f"{statement} USING id::text::{wide}" if kind == "money" else statement)
+        connection.execute(f"{statement} USING id::text::{wide}" if kind in RETYPED else statement)
     applied(target, 0, *changes, table="widened")
     assert fetch(dsn, "SELECT id::text FROM widened ORDER BY id") == [(str(key),) for key in keys]
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "others"),
+    [
+        ("time", ["00:00:00", "10:00:00.123456", "24:00:00"], ["10:00:00+01"]),
+        ("timetz", ["10:00:00+00", "10:00:00.5-08", "10:00:00+05:30:15"], ["10:00:00.5"]),
+        ("date", ["2024-01-01", "12024-12-31", "0044-03-15 BC", "infinity"], ["2024-01-01 10:00:00"]),
+        ("timestamp", ["2024-01-01 10:00:00", "0044-03-15 12:00:00.5 BC", "-infinity"], ["2024-01-01 10:00:00+00"]),
+        (
+            "timestamptz",
+            ["2024-01-01 10:00:00+00", "0044-03-15 12:00:00.5+00 BC"],
+            ["2024-01-01 10:00:00", "0044-03-15 12:00:00 BC"],
+        ),
+        ("interval hour", ["-10 mons +3 days -04:00:00", "00:00:00", "100:00:00"], ["00:30:00"]),
+        ("interval year to month", ["1 year 2 mons", "00:00:00", "-1 mons"], ["1 day"]),
+    ],
+)
+def test_a_type_of_time_holds_its_own_values_and_not_those_that_it_takes_for_another(dsn, kind, values, others) -> None:
+    """Each as PostgreSQL writes it, also in arrays and ranges."""
+    ranges = {"date": "daterange", "timestamp": "tsrange", "timestamptz": "tstzrange"}
+    columns = {"one": kind, "many": f"{kind}[]"} | ({"span": ranges[kind]} if kind in ranges else {})
+    settings = f"-c datestyle=ISO,YMD -c timezone={TEXT_SETTINGS['timezone']} -c intervalstyle=postgres"
+    with psycopg.connect(dsn, options=settings) as connection:
+        connection.execute(f"CREATE TABLE clocks ({', '.join(map(' '.join, columns.items()))})")
+        found = connection.execute("""
+            SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute
+             WHERE attrelid = 'clocks'::regclass AND attnum > 0""").fetchall()
+        (rounding := rounding_columns(TableShape(TableName("public", "clocks"), dict(found)))).sort()
+        assert [name for name, *_ in rounding] == sorted(columns)
+        for value, is_own in [*((each, True) for each in values), *((each, False) for each in others)]:
+            for name, search, holds in rounding:
+                given = {"one": value, "many": f'{{"{value}",NULL}}', "span": f'["{value}",)'}[name]
+                ((written,),) = connection.execute(f"SELECT %s::text::{columns[name]}::text", (given,)).fetchall()
+                text = written if is_own else given
+                assert bool(holds(text)) is is_own, (name, text)
+                assert is_own or search(text), (name, text)
+                assert not is_own or name != "one" or text == value
 
 
 @pytest.mark.parametrize(("kind", "wide"), [("real", "float8"), ("double precision", "numeric")])

@@ -1,9 +1,10 @@
-"""Whether a column of the target holds all digits of a value, or, of a key, all blanks at its end.
+"""Whether a column of the target holds all of a value: its digits, fields and time zone, or, of a key, all blanks at its end.
 
-Where `ALTER TABLE` gave a column of the source more of them, PostgreSQL rounds what comes to the target's own type without a word, and cuts off
-blanks, though nothing else, that are beyond its length: in a key two rows become one. A record doesn't tell its columns' types, so each value of a
-type that rounds is looked at; digits that are zero count for none. Of texts only those of keys are: there are many others, and to look at all
-takes as long as a third of the plan.
+Where `ALTER TABLE` gave a column of the source more of them, PostgreSQL rounds what comes to the target's own type without a word, or leaves out
+what that has no place for (an `interval hour` minutes, a `time` the day, a `timestamp` the zone), and cuts off blanks, though of a text nothing else,
+that are beyond its length: in a key two rows become one. What comes without a zone it takes to be in UTC, whatever it was at the source. A record
+doesn't tell its columns' types, so each value of a type that does such is looked at; digits that are zero count for none. Of texts only those of
+keys are: there are many others, and to look at all takes as long as a third of the plan.
 """
 
 from __future__ import annotations
@@ -24,7 +25,31 @@ Holds: TypeAlias = Callable[[str], object]
 _match_numeric = re.compile(r"numeric\(\d+,(-?\d+)\)").fullmatch
 _MONEY_SCALE: Final = 2
 """With `lc_monetary` C."""
-_match_time = re.compile(r"(?:time|timestamp|interval)\b.*\(([0-5])\).*").fullmatch
+_match_time = re.compile(r"(date|time|timestamp|interval)(?: \w+ to)?\b([^(]*)(?:\((\d)\))?(.*)").fullmatch
+_ZONELESS: Final = r":\d\d:[\d.]+(?: BC)?(?=[\n\",}]|\Z)"
+"""A time of day behind which no zone is."""
+_TIMES: Final = {
+    "date": r" [\d:.]*[1-9]",  # a time of day
+    "time without time zone": r"[+-]",  # a zone, or a date before it
+    "time with time zone": rf"-\d\d-|(?<![+-]\d\d){_ZONELESS}",  # a date; and a zone, too, may have seconds
+    "timestamp without time zone": r"\+",  # as a zone is written, which is UTC
+    "timestamp with time zone": _ZONELESS,
+    "interval year": r"mon|day|[1-9]\d*:|:[\d:.]*[1-9]",
+    "interval month": r"day|[1-9]\d*:|:[\d:.]*[1-9]",
+    "interval day": r"[1-9]\d*:|:[\d:.]*[1-9]",
+    "interval hour": r":[\d:.]*[1-9]",
+    "interval minute": r":\d\d:[\d.]*[1-9]",
+}
+"""What in a value a type of time leaves out, or adds, however many digits it holds."""
+_RANGES: Final = {
+    "date": "date",
+    "ts": "timestamp without time zone",
+    "tstz": "timestamp with time zone",
+}
+_match_range = re.compile(r"(date|ts|tstz)(?:multi)?range").fullmatch
+_is_character = re.compile(r"[\0-\x7f]?|[\\?][0-7]{3}|NULL").fullmatch
+"""One byte. One beyond ASCII is written in octal, of whose escape in an array, which may have nulls, too, `_replace_escapes` has left a question mark."""
+_NAME_BYTES: Final = 63
 _TEXT: Final = "character varying"
 _match_length = re.compile(rf"{_TEXT}\((\d+)\)").fullmatch
 _search_blank = re.compile(r' (?:["\n]|\Z)').search
@@ -66,16 +91,27 @@ def _rounding(type_name: str) -> tuple[Callable[[str], object], Holds] | None:
         return _numeric(_MONEY_SCALE)
     if found := _match_length(type_name):
         return _search_blank, partial(_is_within, int(found[1]))
-    if found := _match_time(type_name):
-        return _without(rf"\.\d{{{found[1]}}}\d*[1-9]")
-    if type_name == "date":
-        return _without(r" [\d:.]*[1-9]")  # a time of day
+    if type_name == "name":
+        return re.compile(r"[^\n]{16}").search, lambda text: len(text.encode()) <= _NAME_BYTES
+    if type_name == '"char"':
+        return re.compile(r"[^\n]{2}|[^\0-\x7f]").search, _is_character
     if type_name == "real":
         # With fewer digits, or as an integer of seven, it holds each number; and it is written with nine at most.
         return re.compile(r"[\d.]{8}").search, lambda text: _is_float("f", 9, text)
     if type_name == "double precision":
         return re.compile(r"[\d.]{16}").search, lambda text: _is_float("d", 17, text)
-    return None
+    return _time(type_name)
+
+
+def _time(type_name: str) -> tuple[Callable[[str], object], Holds] | None:
+    of_range = _match_range(type_name)
+    found = _match_time(_RANGES[of_range[1]] if of_range else type_name)
+    if found is None:
+        return None
+    kind, fields, digits, zone = found.groups()
+    lost = [_TIMES.get(f"{kind}{fields}{zone}"), digits and rf"\.\d{{{digits}}}\d*[1-9]"]
+    patterns = [pattern for pattern in lost if pattern]
+    return _without("|".join(patterns)) if patterns else None
 
 
 def _numeric(scale: int) -> tuple[Callable[[str], object], Holds]:

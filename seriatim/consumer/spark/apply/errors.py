@@ -99,14 +99,14 @@ class GeneratedKey(UnfitTarget):
 
 
 class NarrowColumn(UnfitTarget):
-    """The target would round a value, or cut blanks off it, and two keys might become one. `details` holds table, column, type and offset."""
+    """The target would hold less of a value, or more, and two keys might become one. `details` holds table, column, type and offset."""
 
     code = "narrow-column"
 
     def __init__(self, table: TableName, column: str, type_name: str, offset: int) -> None:
         super().__init__(
-            f"column {column} of the target's table {table} is {type_name}, which holds fewer digits, or blanks at the end, than the change "
-            f"at offset {offset} has; mend it with: ALTER TABLE {quote(table.schema)}.{quote(table.table)} ALTER COLUMN {quote(column)} TYPE TYPE_AS_IN_THE_SOURCE",
+            f"column {column} of the target's table {table} is {type_name}, which holds fewer digits, fields, bytes, or blanks at the end, than "
+            f"the change at offset {offset} has, or another kind of time; mend it with: ALTER TABLE {quote(table.schema)}.{quote(table.table)} ALTER COLUMN {quote(column)} TYPE TYPE_AS_IN_THE_SOURCE",
             table=str(table),
             column=column,
             type=type_name,
