@@ -59,6 +59,17 @@ def refusal(server: EmbeddedPostgres, queue: Queue) -> Exception | None:
     return run.error
 
 
+def test_a_part_of_the_log_that_is_gone_is_a_gap(server: EmbeddedPostgres) -> None:
+    """Deleted by hand, to make room. It counted as trouble of a disk's, which passes, and was tried again for ever."""
+    queue = captured(server)
+    needed = one(server.dsn(), "SELECT pg_walfile_name(restart_lsn) FROM pg_replication_slots")
+    sql(server.dsn(), "INSERT INTO a VALUES (1)", "SELECT pg_switch_wal()", "INSERT INTO a VALUES (2)")
+    (data_of(server) / "pg_wal" / str(needed)).unlink()
+    error = refusal(server, queue)
+    assert isinstance(error, CaptureGap)
+    assert f"can't read its log for it: requested WAL segment {needed} has already been removed" in str(error)
+
+
 def test_another_timeline_is_a_gap_for_every_process_and_stays_one(server: EmbeddedPostgres) -> None:
     queue = captured(server)
     data = data_of(server)

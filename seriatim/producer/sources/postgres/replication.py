@@ -50,6 +50,8 @@ _NOT_IN_STATE: Final = "55000"
 _REFUSALS: Final = frozenset({"42501", "28000", "28P01", "53400"})  # rights, log-in, no slot free
 _PASSING_CLASSES: Final = frozenset({"08", "40", "53", "55", "57", "58"})
 """The connection; collisions; what the server lacks; the slot's state, which is looked at next; somebody's hand, or a shutdown; its disk."""
+_FILE_GONE: Final = "58P01"
+"""A part of the log that the slot needs isn't there: somebody made room by hand, or a copy of the server was made without it. It stays so."""
 _HAS_TRANSACTION_TIMEOUT: Final = 170000
 _DATA = ord("w")
 _KEEPALIVE = ord("k")
@@ -328,4 +330,5 @@ class ReplicationConnection:
         if state in _REFUSALS:
             return CaptureRefused(message)
         message = f"{message} (at {format_lsn(self._received_lsn)})"
-        return LogUnreadable(message) if state and state[:2] not in _PASSING_CLASSES else SourceLost(message)
+        passes = not state or (state[:2] in _PASSING_CLASSES and state != _FILE_GONE)
+        return SourceLost(message) if passes else LogUnreadable(message)
