@@ -15,6 +15,7 @@ import pytest
 from seriatim.cli.embedded.postgres import EmbeddedPostgres
 from seriatim.producer.sources.postgres import capture as module
 from seriatim.producer.sources.postgres.capture import SnapshotProgress
+from seriatim.producer.sources.postgres.errors import CaptureRefused
 from seriatim.producer.sources.postgres.replication import ReplicationConnection
 from tests.postgres.test_capture import (
     Queue,
@@ -75,6 +76,20 @@ def test_a_table_that_changes_just_before_it_is_read_is_copied_as_it_is(
     queue = captured(dsn, Sender(Queue()))
     tables = "a" if change.startswith("DROP") else "ac" if "RENAME" in change else "ab"
     assert replayed(queue) == {key: row for table in tables for key, row in table_rows(dsn, table).items()}
+
+
+def test_a_table_that_the_server_cannot_read_from_its_disk_ends_the_snapshot(dsn: str) -> None:
+    """It began again, once a second, and filled the queue with the rows of all tables before that one."""
+    sql(dsn, "ALTER TABLE b ADD t text; ALTER TABLE b ALTER t SET STORAGE EXTERNAL")
+    sql(dsn, "INSERT INTO b VALUES (3, 3, repeat('x', 10000))")  # stored out of line, in a file of its own
+    is_its = "oid = (SELECT reltoastrelid FROM pg_class WHERE relname = 'b')"
+    sql(dsn, f"UPDATE pg_class SET relfilenode = 4000000000 WHERE {is_its}")
+    queue = Queue()
+    with running(dsn, Sender(queue)) as run:
+        wait_for(lambda: run.error is not None or len(queue.marks) > 1)
+    assert isinstance(run.error, CaptureRefused)
+    assert "table public.b can't be read: could not open file" in str(run.error)
+    assert [change.op for change in queue.changes()] == ["snapshot_begin", *4 * ["r"]]
 
 
 def test_a_snapshot_that_goes_with_its_connection_before_it_is_taken_begins_again(

@@ -25,6 +25,10 @@ from seriatim.protocol.postgres import HOLDER, PLAIN_NAMES, in_a_line, told_hold
 
 OLDEST_VERSION = 150000
 ONLY = "ONLY "
+_UNREADABLE = (psycopg.errors.IoError, psycopg.errors.UndefinedFile, psycopg.errors.ProgramLimitExceeded)
+"""A table's file is damaged, or gone, or a row is larger than what a server can write (1 GiB): a snapshot that began again would end there again,
+each time behind the rows of all tables before it.
+"""
 
 _IDENTITY = """(
     SELECT x.indexrelid FROM pg_index x WHERE x.indrelid = c.oid AND x.indimmediate AND (x.indisvalid OR c.relkind = 'p')
@@ -378,7 +382,7 @@ def hold_tables(connection: Connection, tables: Sequence[CapturedTable]) -> None
     doesn't hold what was written so. The snapshot shows the file that a table had; what the function shows is the present one.
 
     Raises:
-        CaptureRefused: this role may not read one.
+        CaptureRefused: this role, or the server, can't read one.
         SourceTablesChanged: one was written anew, or dropped, since the snapshot, or another one has its name.
     """
     for table in tables:
@@ -424,7 +428,7 @@ def read_rows(connection: Connection, table: CapturedTable) -> Generator[bytes, 
     """The rows of a table, as lines of COPY's text without their newlines.
 
     Raises:
-        CaptureRefused: this role may not read it, or not all of it.
+        CaptureRefused: this role may not read it, or not all of it; or the server can't.
         SourceTablesChanged: a column of it was dropped since the snapshot.
     """
     with _reading(table), connection.cursor().copy(table.query.encode()) as copy:
@@ -437,7 +441,7 @@ def _reading(table: CapturedTable) -> Iterator[None]:
     name = f"{table.relation.schema}.{table.relation.name}"
     try:
         yield
-    except psycopg.errors.InsufficientPrivilege as error:
+    except (psycopg.errors.InsufficientPrivilege, *_UNREADABLE) as error:
         raise CaptureRefused(f"table {name} can't be read: {in_a_line(error)}", table=name) from error
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, psycopg.errors.InvalidSchemaName) as error:
         raise SourceTablesChanged(f"table {name} was changed while the snapshot began: {in_a_line(error)}") from error
