@@ -40,6 +40,7 @@ from seriatim.consumer.spark.targets import catalogue, execution, positions, pos
 from seriatim.consumer.spark.targets import parts as target_parts
 from seriatim.consumer.spark.targets.errors import (
     ApplyFailed,
+    CoarseKey,
     Diverged,
     NotClaimed,
     OtherJob,
@@ -1010,6 +1011,64 @@ def test_a_float_holds_each_of_its_own_values(dsn, kind, wide) -> None:
     assert [text for _, text in found if not holds(text)] == []
     assert [given for given, text in found if not holds(given) and Decimal(given) == Decimal(text)] == []
     assert [given for given, _ in found if not holds(given) and not search(given)] == []
+
+
+COARSE = [
+    # type at the target, a key there, another one of the source that is the same to it
+    ("citext", "a", "A"),
+    ("bpchar", "a", "a "),
+    ("double precision", "0", "-0"),
+    ("interval", "1 day", "24:00:00"),
+]
+
+
+@pytest.mark.parametrize("count", [1, BULK_FROM * 2])
+@pytest.mark.parametrize("table", ["coarse", "bare"])
+@pytest.mark.parametrize(("kind", "held", "other"), COARSE)
+def test_a_row_that_comes_takes_no_other_ones_place_whose_key_is_the_same_to_the_target(
+    target, dsn, kind, held, other, table, count
+) -> None:
+    """Two rows of the source became one, without a word: the target's column knew no case, say."""
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE EXTENSION citext")
+        connection.execute(f"CREATE TABLE bare (id {kind}, place int, PRIMARY KEY (id, place))")
+        connection.execute("CREATE TABLE coarse (LIKE bare INCLUDING ALL, n int)")
+
+    def named(key, place: int) -> dict:
+        return {"id": key, "place": place} | ({"n": place} if table == "coarse" else {})
+
+    def apply(start: int, *steps: tuple) -> int:
+        return applied(target, start, *steps, table=table, key=("id", "place"))
+
+    rows = [named(held, place) for place in range(count)]
+    new = [named(other, place) for place in range(count)]
+    end = apply(0, *(("c", None, row) for row in rows))
+    end = apply(end, *(("u", None, row) for row in rows))
+    end = apply(end, *(("c", None, row) for row in rows))  # as of a table that was made again under its name
+    for before in ([], [("c", None, named(held, -1)), ("c", None, named(other, -1))]):
+        with pytest.raises(CoarseKey, match=rf"written otherwise \(id is {kind}\)") as refused:
+            apply(end, *before, *(("c", None, row) for row in new))
+        assert refused.value.details["key"] == ((other, -1) if before else (other, 0))
+        assert refused.value.details["offset"] == end + (2 if before else 1)
+    end = apply(end, *(("u", old, row) for old, row in zip(rows, new, strict=True)))
+    back = (step for old, row in zip(rows, new, strict=True) for step in (("d", row, None), ("c", None, old)))
+    end = apply(end, *back)
+    apply(end, *(("d", old, None) for old in rows), *(("c", None, row) for row in new))
+    found = f"SELECT format('%s', id), count(*) FROM {table} GROUP BY 1"
+    assert fetch(dsn, found) == [(other, count)]
+
+
+def test_a_collation_that_takes_different_texts_for_equal_is_seen(target, dsn) -> None:
+    """Here by PostgreSQL's word alone: without ICU it makes none."""
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE COLLATION caseless (provider = libc, locale = 'C')")
+        connection.execute("UPDATE pg_collation SET collisdeterministic = false WHERE collname = 'caseless'")
+        connection.execute("CREATE TABLE coarse (id text COLLATE caseless PRIMARY KEY, n text)")
+    shape = target.tables()[TableName("public", "coarse")]
+    assert (shape.coarse, statements.doubtful(shape, ("id", "n"))) == ({"id"}, ["id"])
+    end = applied(target, 0, ("c", None, {"id": "a", "n": "1"}), table="coarse")
+    applied(target, end, ("u", None, {"id": "a", "n": "2"}), ("c", None, {"id": "A", "n": "3"}), table="coarse")
+    assert fetch(dsn, 'SELECT n FROM coarse ORDER BY id COLLATE "C"') == [("3",), ("2",)]
 
 
 @pytest.mark.parametrize("count", [2, BULK_FROM * 2])

@@ -208,6 +208,9 @@ def test_a_key_of_a_type_that_may_write_anything_collapses_as_long_as_rows_are_n
     assert steps_of([*put, ("u", {"id": "a"}, {"id": "b"}), ("u", None, {"id": "b"})], "citext") == []
     assert steps_of([deleted, *put], "citext") == []
     assert steps_of([*put, deleted, deleted], "citext") == [1, 2, 3, 4]
+    # It is the target's row that may be written otherwise, in whose place none would be put in.
+    assert steps_of([("u", None, {"id": "a"})], "citext") == [1]
+    assert steps_of([("u", None, {"id": "a"})], "text") == []
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ have to change in the order they did at the source. `collapse` then gives up, an
 one by one (`steps`). It gives up for the same reason wherever an update touches, or may touch, a second unique
 rule; where a key is deleted and comes back in a table that has one; where a row gets another key while one of its values
 was not sent and isn't known from an earlier change; and where one key may be written in two ways (`spelling`), so that a row is named that may
-be the one of an earlier change under another name.
+be the one of an earlier change, or of the target, under another name: a row that is put in may be in the place of none that is written otherwise.
 
 A row that the changes themselves brought, of a source that names no key, is inserted: were there another one of its key in the target, which the
 source doesn't rule out, that one would be overwritten; and one that they took away again is none of the target's rows.
@@ -100,6 +100,8 @@ class _States:
             if not self._is_known(old_key):
                 return False
             held = last.pop(old_key, None)
+            if held is None and not self.all_are:
+                return False
             if change.source.unchanged:
                 after, is_whole = _merged(after, change, held)
             if old_key != key:

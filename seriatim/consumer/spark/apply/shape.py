@@ -35,6 +35,7 @@ class TableShape:
     is_partitioned: rows live in partitions; a ctid alone doesn't name a row.
     unlogged: it, or the partition of it, that a crash of the target's server empties, as SQL spells it; "" for none.
     operators: of columns in unique rules, whose type an extension brings: its equality as SQL spells it where the extension's schema isn't searched.
+    coarse: columns whose collation takes different texts for equal (it is not deterministic).
     enums: of columns of a domain over an enum, that enum: PostgreSQL knows no equality of the domain's.
     """
 
@@ -50,6 +51,7 @@ class TableShape:
     unlogged: str = ""
     operators: Mapping[str, str] = field(default_factory=dict)
     enums: Mapping[str, str] = field(default_factory=dict)
+    coarse: frozenset[str] = frozenset()
     beneath: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def key_for(self, change: Change) -> tuple[str, ...]:

@@ -14,6 +14,8 @@ from typing import Final
 from seriatim.consumer.spark.apply.plan import Values
 from seriatim.protocol.change import Value
 
+_JSON: Final = {"smallint": int, "integer": int, "bigint": int, "boolean": bool}
+"""Types whose values come as JSON's own."""
 _WHOLE: Final = r"0|-?[1-9]\d*"
 _DAY: Final = r"(\d{4}|[1-9]\d{4,})-\d\d-\d\d"
 _TIME: Final = r"\d\d:\d\d:\d\d(\.\d{0,5}[1-9])?"
@@ -33,6 +35,11 @@ _match_length = re.compile(r"(character|character varying)\((\d+)\)").fullmatch
 _match_scale = re.compile(r"numeric\(\d+,(\d+)\)").fullmatch
 
 
+def is_loose(type_name: str) -> bool:
+    """Whether different texts that it writes may be one key: it is none of those that are known."""
+    return type_name not in _JSON and _pattern(type_name) is None
+
+
 def spelled(type_names: Iterable[str]) -> Callable[[Values], bool]:
     """A function that says of values of these types, one each, whether all are spelled as their types spell them."""
     checks = [_check(type_name) for type_name in type_names]
@@ -43,10 +50,9 @@ def spelled(type_names: Iterable[str]) -> Callable[[Values], bool]:
 
 
 def _check(type_name: str) -> Callable[[Value], bool]:
-    if type_name in {"smallint", "integer", "bigint"}:
-        return lambda value: type(value) is int
-    if type_name == "boolean":
-        return lambda value: type(value) is bool
+    if type_name in _JSON:
+        kind = _JSON[type_name]
+        return lambda value: type(value) is kind
     pattern = _pattern(type_name)
     if pattern is None:
         return lambda _value: False

@@ -33,7 +33,8 @@ _TABLES = (
        FROM pg_constraint WHERE contype = 'f' AND NOT (condeferrable AND confupdtype = 'a' AND confdeltype = 'a'))
 SELECT n.nspname, c.relname, c.relkind = 'p',
        (SELECT coalesce(json_agg(json_build_array(a.attname, format_type(a.atttypid, a.atttypmod),
-                                                  a.attgenerated <> '', a.attidentity = 'a') ORDER BY a.attnum), '[]')
+                                                  a.attgenerated <> '', a.attidentity = 'a',
+                                                  a.attcollation IN (SELECT oid FROM pg_collation WHERE NOT collisdeterministic)) ORDER BY a.attnum), '[]')
           FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
        (SELECT coalesce(json_agg(json_build_array(
                    (SELECT json_agg(a.attname ORDER BY k.place)
@@ -127,10 +128,11 @@ def _shape(row: tuple[Any, ...], *, fires_triggers: bool) -> TableShape:
     has_half_rule = any(_rule(index) not in rules for index in indexes)
     return TableShape(
         name=TableName(schema, table),
-        columns={name: type_name for name, type_name, _, _ in columns},
+        columns={name: type_name for name, type_name, *_ in columns},
         primary_key=next((tuple(names) for names, is_primary, *_ in valid if is_primary), ()),
-        generated=frozenset(name for name, _, is_generated, _ in columns if is_generated),
-        always_identity=frozenset(name for name, _, _, is_always in columns if is_always),
+        generated=frozenset(name for name, _, is_generated, *_ in columns if is_generated),
+        always_identity=frozenset(name for name, _, _, is_always, _ in columns if is_always),
+        coarse=frozenset(name for name, *_, is_coarse in columns if is_coarse),
         unique=(*rules, *([None] if has_own_rule or has_half_rule else [])),
         arbiters=frozenset(
             frozenset(names) for names, _, is_plain, is_immediate, _ in valid if is_plain and is_immediate

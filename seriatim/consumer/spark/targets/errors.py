@@ -12,6 +12,7 @@ SeriatimError
 └── CallerError
     ├── ApplyFailed           the target refused a change
     │   ├── Diverged          a row that a change updates or deletes isn't there, or not once
+    │   ├── CoarseKey         two rows of the source have one key in the target
     │   └── TruncateRefused   a table is to be emptied, and one that isn't refers to it
     ├── OtherJob              a replay with another subscription has written what the target has of the queue
     ├── OtherQueue            the position that the target holds is that of another queue
@@ -129,6 +130,13 @@ class Diverged(ApplyFailed):
 
     code = "diverged"
     next_step = "compare with `seriatim verify`; then mend the target or take a new snapshot"
+
+
+class CoarseKey(ApplyFailed):
+    """The target compares keys more coarsely than the source, as by a collation that knows no case: one row would take another one's place."""
+
+    code = "coarse-key"
+    next_step = "have the key's columns in the target as they are in the source, then start the replay again"
 
 
 class TruncateRefused(ApplyFailed):

@@ -21,7 +21,7 @@ from seriatim.consumer.spark.apply.plan import Plan, Rows, Segment, Step, TableC
 from seriatim.consumer.spark.apply.shape import TableName, TableShape
 from seriatim.consumer.spark.targets import statements
 from seriatim.consumer.spark.targets.catalogue import read_above
-from seriatim.consumer.spark.targets.errors import Diverged, TablesChanged, TruncateRefused
+from seriatim.consumer.spark.targets.errors import CoarseKey, Diverged, TablesChanged, TruncateRefused
 from seriatim.protocol.change import Row, Value
 
 BULK_FROM = 20
@@ -44,12 +44,13 @@ class Place(NamedTuple):
 
 
 class _Statement(NamedTuple):
-    """`rows`: how many it has to find; None for any number."""
+    """`rows`: how many it has to find; None for any number. `doubtful`: of the key of a row that it puts in, as `statements` has it."""
 
     place: Place
     text: str
     values: Values
     rows: int | None
+    doubtful: str = ""
 
 
 _Wanted = tuple[object, ...]
@@ -209,6 +210,8 @@ class Execution:
                 cursors = [run(self.connection, s.text, s.values) for s in part]
             for statement, cursor in zip(part, cursors, strict=True):
                 if statement.rows not in {None, cursor.rowcount}:
+                    if statement.doubtful:
+                        raise _coarse(statement.place, statement.doubtful)
                     raise _diverged(statement.place, cursor.rowcount if statement.rows else 0)
 
     def _bulk(self, shape: TableShape, changes: TableChanges) -> None:
@@ -226,7 +229,9 @@ class Execution:
             stage = self._copy(shape, upserts)
             if key and not statements.can_overwrite(shape, key, upserts.columns):
                 run(self.connection, statements.delete_staged(stage, shape, key))
-            run(self.connection, statements.insert_staged(stage, shape, key, upserts.columns))
+            count = run(self.connection, statements.insert_staged(stage, shape, key, upserts.columns)).rowcount
+            if (doubtful := _doubtful(shape, key)) and count != len(upserts):
+                raise _coarse(Place(changes.table, None, upserts.offsets[0]), doubtful)
 
     def _copy(self, shape: TableShape, rows: Rows) -> str:
         stage = self.stages.ready(self.connection, shape, rows.columns)
@@ -279,7 +284,9 @@ def _stepwise(shape: TableShape, step: Step) -> Iterator[_Statement]:
         place = Place(step.table, named, step.offset)
         if step.key and not statements.can_overwrite(shape, step.key, step.columns):
             yield _Statement(place, statements.delete(shape, step.key), named, rows=None)
-        yield _Statement(place, statements.insert(shape, step.key, step.columns), step.values, rows=None)
+        doubtful = _doubtful(shape, step.key)
+        text = statements.insert(shape, step.key, step.columns)
+        yield _Statement(place, text, step.values, rows=1 if doubtful else None, doubtful=doubtful)
     elif isinstance(step, orders.Remove):
         place = Place(step.table, step.key_values, step.offset)
         yield _Statement(place, statements.delete(shape, step.key), step.key_values, rows=None)
@@ -330,6 +337,21 @@ def _set(shape: TableShape, sets: Row, place: Place, which: str, named: Values) 
 def _may_renumber(shape: TableShape, changes: TableChanges) -> bool:
     """Whether rows that are updated have an identity column beside their key: `_set` knows how."""
     return any(shape.always_identity.difference(changes.key).intersection(rows.columns) for rows in changes.patches)
+
+
+def _doubtful(shape: TableShape, key: Iterable[str]) -> str:
+    return ", ".join(f"{name} is {shape.columns[name]}" for name in statements.doubtful(shape, key))
+
+
+def _coarse(place: Place, doubtful: str) -> CoarseKey:
+    return CoarseKey(
+        f"{place.table}: the row {'' if place.key is None else f'{place.key} '}that the change at offset {place.offset} brings has the key "
+        f"of another row of the target, which is written otherwise ({doubtful}), or a trigger or rule there passes it over; "
+        "nothing of its transaction was applied",
+        table=str(place.table),
+        key=place.key,
+        offset=place.offset,
+    )
 
 
 def _diverged(place: Place, count: int) -> Diverged:

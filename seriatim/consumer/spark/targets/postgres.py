@@ -31,6 +31,7 @@ from seriatim.consumer.spark.targets import positions
 from seriatim.consumer.spark.targets.catalogue import read_beneath, read_shapes
 from seriatim.consumer.spark.targets.errors import (
     ApplyFailed,
+    CoarseKey,
     Diverged,
     RivalJob,
     TablesChanged,
@@ -352,12 +353,12 @@ class PostgresTarget:
         except RivalJob:
             self.close()  # as in `claim`
             raise
-        except Diverged as error:
+        except (Diverged, CoarseKey) as error:
             is_one_of_many = error.details["key"] is None
             met = self._singly(parts, done)[0] if is_one_of_many else None
-            told = met if isinstance(met, Diverged) else error
+            told = met if isinstance(met, type(error)) else error
             more = "" if self._may_replicate else f"; {_NO_REPLICA_ROLE}"
-            raise Diverged(f"{told.message}{more}", **told.details) from error
+            raise type(told)(f"{told.message}{more}", **told.details) from error
         except psycopg.Error as error:
             self._raise_trouble(error)
             if begun is not None:  # who was altering a table then was waited for behind the look at it
@@ -398,7 +399,9 @@ class PostgresTarget:
         """The typed error for what the server refused. After a bulk statement the row is looked for, one by one."""
         place = execution.place if execution else None
         if place is not None and (place.key is None or _may_be_another(error)):
-            _, found = self._singly(parts, done)
+            met, found = self._singly(parts, done)
+            if isinstance(met, CoarseKey):
+                return met  # two of them in one statement
             place = found or place
         where = f"{place.table}, key {place.key}, offset {place.offset}" if place else f"from offset {start} on"
         more = f"; {_NO_REPLICA_ROLE}" if isinstance(error, sql.ForeignKeyViolation) and not self._may_replicate else ""

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from seriatim.consumer.spark.apply import errors
 from seriatim.consumer.spark.apply.shape import TableName, TableShape
+from seriatim.consumer.spark.apply.spelling import is_loose
 
 _is_equal_when_whole = re.compile(
     r"smallint|integer|bigint|oid|boolean|uuid|bytea|date|time(stamp)?(\(\d\))? with(out)? time zone"
@@ -173,11 +174,28 @@ def can_overwrite(shape: TableShape, key: tuple[str, ...], columns: tuple[str, .
     return frozenset(key) in shape.arbiters and not shape.always_identity.difference(key).intersection(columns)
 
 
+def doubtful(shape: TableShape, key: Iterable[str]) -> list[str]:
+    """Columns of a key that the target may compare more coarsely than the source: a row that comes may have there the key of another one.
+
+    That one is written otherwise, since the source, which has no two rows of one key, has the row that comes nowhere else.
+    """
+    return [name for name in key if name in shape.coarse or is_loose(shape.columns[name])]
+
+
 def _on_conflict(shape: TableShape, key: tuple[str, ...], columns: tuple[str, ...]) -> str:
-    """What to do about a row that has the key. The statement names the table by an alias, as the table may itself be called `excluded`."""
+    """What to do about a row that has the key: nothing, where it is one that is written otherwise.
+
+    The statement names the table by an alias, as the table may itself be called `excluded`.
+    """
     if not key or not can_overwrite(shape, key, columns):
         return ""
     sets = ", ".join(f"{quote(name)} = excluded.{quote(name)}" for name in columns if name not in key)
+    if names := doubtful(shape, key):
+        sets = sets or ", ".join(f"{quote(name)} = excluded.{quote(name)}" for name in names)
+        same = (
+            f"format('%%s', t.{quote(name)}) COLLATE \"C\" = format('%%s', excluded.{quote(name)})" for name in names
+        )
+        sets += f" WHERE {' AND '.join(same)}"
     return f" ON CONFLICT ({listed(key)}) DO " + (f"UPDATE SET {sets}" if sets else "NOTHING")
 
 
