@@ -464,6 +464,12 @@ def test_a_row_that_the_changes_themselves_brought_is_inserted_where_the_source_
     assert (new.key, [rows.values for rows in new.upserts]) == ((), [[(2, "c")]])
 
 
+def test_an_update_without_an_old_image_is_of_a_row_that_is_there_where_the_source_names_no_key() -> None:
+    """It is a partition's, whose own replica identity may lack the key: put in, the row would be there twice, under its old key as well."""
+    (step,) = shared([("u", None, (1, "b"))]).steps
+    assert (type(step), step.key_values) == (orders.Change, (1,))
+
+
 def test_of_rows_that_have_one_key_for_a_while_those_that_went_are_taken_out_before_those_that_came_are_put_in() -> (
     None
 ):

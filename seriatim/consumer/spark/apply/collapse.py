@@ -96,6 +96,8 @@ class _States:
         if change.op == "u":
             if self.others and touches(change, self.others):
                 return False
+            if change.before is None and not self.finds_rows:
+                return False  # of a partition whose own replica identity may lack the key, which may be another one than it was
             old_key = key if change.before is None else self.values_of(change.before)
             if not self._is_known(old_key):
                 return False
