@@ -8,6 +8,10 @@ Confirming. The slot is confirmed to the *start* of the commit record of the las
 acknowledged (PostgreSQL then sends that transaction once more, and it is skipped by its seqs), or to the position of an
 acknowledged heartbeat. Never to anything the queue doesn't hold a record of: so ``confirmed >> 5 <= held >> 22`` holds
 at any take-over, and a slot that is further than the queue proves a gap (`resume`). The mark, the resume point, may be lower.
+
+Partitions that are published as the table above them. An update comes with an old row where a column of the partition's own replica
+identity changed, so where that lacks a part of the key above, an update of that part comes without. Which partition a row is of nobody
+says; but before its first row, and anew when it was altered, a partition is described, directly behind the table above it.
 """
 
 from __future__ import annotations
@@ -67,6 +71,10 @@ class Assembler:
         self._open: deque[tuple[int, int]] = deque()  # (seq, lsn): once seq is acknowledged, lsn may be confirmed
         self._writers: dict[int, RowWriter] = {}
         self._accepted: set[tuple[str, str]] = set()
+        self._described = (0, -1)  # the relation described last, and the record before it
+        self._blind: dict[
+            int, set[int]
+        ] = {}  # by the table above: partitions whose replica identity lacks a part of its key
         # the open transaction
         self._begin = pgoutput.Begin(0, 0, 0)
         self._base_seq = 0
@@ -234,6 +242,8 @@ class Assembler:
             old, before, position = self._old_image(writer, data)
             if data[position : position + 1] != b"N":
                 raise MalformedLog("an update without the new row")
+        elif self._blind.get(oid):
+            raise self._untold(writer.table)
         values, _ = writer.read(data, position + 1)
         if old is not None and None in values:
             writer.fill(values, old)
@@ -256,13 +266,15 @@ class Assembler:
             raise MalformedLog(f"a row image of kind {kind}")
         old, position = writer.read(data, 6)
         if kind == _KEY_OLD and writer.lacks_key(old):
-            table = writer.table
-            raise gap(
-                self._slot,
-                f"a partition published as {table.schema}.{table.name} was given a replica identity that doesn't tell the rows of that apart, "
-                f"and a row was changed; run: {full_identity(table.schema, table.name)}, on each such partition, too",
-            )
+            raise self._untold(writer.table)
         return old, writer.row(old)[0] if kind == _FULL_OLD else writer.key_object(old), position
+
+    def _untold(self, table: Table) -> CaptureGap:
+        return gap(
+            self._slot,
+            f"a partition published as {table.schema}.{table.name} was given a replica identity that doesn't tell the rows of that apart, "
+            f"and a row was changed; run: {full_identity(table.schema, table.name)}, on each such partition, too",
+        )
 
     def _envelope(self, head: bytes, oid: int, unchanged: bytes) -> bytes:
         tail = self._tails[oid]
@@ -277,6 +289,8 @@ class Assembler:
             tables = tuple(self._writers[oid].table for oid in truncate.oids)
         except KeyError as error:
             raise MalformedLog(f"a truncate of a relation never described: {error}") from error
+        for partitions in self._blind.values():
+            partitions.difference_update(truncate.oids)  # described one behind the other, but tables of their own
         seq = self._next_seq()
         if seq <= self._mark:
             return None
@@ -300,11 +314,25 @@ class Assembler:
             if (relation.schema, relation.name) not in self._accepted:
                 raise keyless(relation.schema, relation.name)
             relation = pgoutput.Relation(relation.oid, relation.schema, relation.name, "f", relation.columns)
+        above, behind = self._described
+        self._described = relation.oid, self._base_seq | self._number
+        if behind == self._described[1]:
+            self._note_partition(above, relation)
         self._writers[relation.oid] = RowWriter(relation)
         table = self._writers[relation.oid].table
         row = Origin(self._db, self._slot, 0, 0, schema=table.schema, table=table.name, key=table.key)
         text = encode(Change("c", None, {}, row, 0))
         self._tails[relation.oid] = text[text.rindex(b',"schema":') : text.rindex(b',"number":')]
+
+    def _note_partition(self, above: int, relation: pgoutput.Relation) -> None:
+        """With nothing between the two, one is a partition of the other; or a truncate of both follows."""
+        key = set(self._writers[above].table.key)
+        named = key if relation.identity == "f" else {column.name for column in relation.columns if column.is_key}
+        partitions = self._blind.setdefault(above, set())
+        if key <= named:
+            partitions.discard(relation.oid)
+        else:
+            partitions.add(relation.oid)
 
     def _writer(self, data: bytes) -> tuple[int, RowWriter]:
         if not self.in_transaction or len(data) < 8:
