@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Final
 
 from seriatim.consumer.spark.apply.plan import Values
@@ -35,6 +36,7 @@ _match_length = re.compile(r"(character|character varying)\((\d+)\)").fullmatch
 _match_scale = re.compile(r"numeric\(\d+,(\d+)\)").fullmatch
 
 
+@lru_cache(1024)
 def is_loose(type_name: str) -> bool:
     """Whether different texts that it writes may be one key: it is none of those that are known."""
     return type_name not in _JSON and _pattern(type_name) is None
