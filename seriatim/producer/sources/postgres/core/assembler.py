@@ -72,9 +72,8 @@ class Assembler:
         self._writers: dict[int, RowWriter] = {}
         self._accepted: set[tuple[str, str]] = set()
         self._described = (0, -1)  # the relation described last, and the record before it
-        self._blind: dict[
-            int, set[int]
-        ] = {}  # by the table above: partitions whose replica identity lacks a part of its key
+        # By the table above: partitions whose replica identity lacks a part of its key.
+        self._blind: dict[int, set[int]] = {}
         # the open transaction
         self._begin = pgoutput.Begin(0, 0, 0)
         self._base_seq = 0
