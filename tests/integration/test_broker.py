@@ -738,7 +738,9 @@ def test_a_member_serves_on_where_a_newer_version_has_written_the_chain(run: Cal
         path = group.paths.chain(QUEUE)
         data, _ = await group.session.get(path)
         await group.session.set(path, without_checksum(data).replace(b'"format":1', b'"format":2'))
-        await group.registered(lambda a, b: all("has format 2, this version reads 1" in one.problem for one in (a, b)))
+        await group.registered(lambda a, b: all(one.unread == (QUEUE,) for one in (a, b)))
+        assert all(one.registration.problem.endswith(": its log says why") for one in group.both)
+        assert all("has format 2, this version reads 1" in one.log_path.read_text() for one in group.both)
         assert [member.process.poll() for member in group.both] == [None, None]
         assert (await group.open()).index == position.index
 
