@@ -55,6 +55,17 @@ def test_java_s_classes_come_from_the_archive_that_set_up_made(spark):
     assert loaded.count("source: shared objects file (top)") > 5000
 
 
+def test_workers_import_pyspark_from_where_it_is_installed(spark):
+    def found(_):
+        import py4j
+        import pyspark
+
+        return py4j.__file__, pyspark.__file__
+
+    (paths,) = spark.sparkContext.parallelize([0], 1).map(found).collect()
+    assert not any(".zip" in path for path in paths)
+
+
 @pytest.mark.parametrize(
     ("name", "why"),
     [

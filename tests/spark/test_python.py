@@ -8,8 +8,10 @@ import struct
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import psutil
+import pyspark
 import pytest
 
 from seriatim.consumer.spark.python import command
@@ -53,3 +55,20 @@ def test_for_all_else_it_is_the_python_of_its_folder(ours):
         [ours, "-c", "import sys; print(sys.executable, sys.argv)", "x"], capture_output=True, check=True
     )
     assert said.stdout.decode() == f"{sys.executable} ['-c', 'x']\n"
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_pyspark_is_imported_from_where_it_is_installed_though_spark_names_its_archive(ours, is_ours, tmp_path):
+    archives = sorted(str(path) for path in Path(pyspark.__file__).parent.glob("python/lib/*.zip"))
+    foreign = tmp_path / "foreign.zip"
+    foreign.touch()
+    python_path = os.pathsep.join([*archives, str(foreign), *sys.path])
+    script = "import os, sys, py4j, pyspark; print(py4j.__file__, pyspark.__file__, *sys.path, sep=os.pathsep)"
+    said = subprocess.run(
+        [ours if is_ours else sys.executable, "-c", script],
+        env=os.environ | {"PYTHONPATH": python_path}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    java, spark, *folders = said.stdout.rstrip().split(os.pathsep)
+    assert {".zip" in java, ".zip" in spark} == {not is_ours}
+    assert [archive in folders for archive in archives] == [not is_ours] * 2
+    assert str(foreign) in folders  # all else is looked through
