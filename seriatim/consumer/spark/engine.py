@@ -46,6 +46,15 @@ appender.stderr.layout.pattern = %d{{yy-MM-dd HH:mm:ss}} %p %c{{1}}: %m%n%ex
 
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
+_STREAMING = "org.apache.spark.sql.execution.streaming"
+_CHECKPOINT = {
+    "spark.sql.streaming.checkpointFileManagerClass": f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager",
+    "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
+}
+"""For a checkpoint that lies on this machine and serves one run: Spark's own choice runs a program for each look at a file, some
+eight in each micro-batch, and writes a checksum beside each, which nobody will read.
+"""
+
 _FIXED = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
@@ -183,6 +192,7 @@ def spark_session(
         # Without memory a thread of Spark's may end alone, and the query wait for it for ever: better that all end.
         f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+ExitOnOutOfMemoryError {shlex.join(archive_options)} {java_options}",
         "spark.task.maxFailures": "4",
+        **_CHECKPOINT,
     }
     _say_once_that_java_is_gone()
     if _is_local(master):
