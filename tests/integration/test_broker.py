@@ -680,6 +680,7 @@ def test_a_disk_that_comes_back_older_than_a_link_gives_no_answer_to_its_seal(ru
         position = await filled(group)
         opened = group.b.incarnation
         await group.b.kill()
+        await group.session.delete(group.paths.member(GROUP, "b"))  # as the end of its session does
         shutil.rmtree(group.b.directory)
         backup.rename(group.b.directory)
         group.b.launch()
