@@ -289,7 +289,9 @@ class Membership:
             names = ", ".join(
                 copies[one].queue if one in copies else f"with id {one}" for one in sorted(broker.unread_chains)
             )
-            problem = problem or f"it doesn't understand the chain, and so not what it lacks, of queue {names}: its log says why"
+            problem = (
+                problem or f"it doesn't understand the chain, nor what it lacks, of queue {names}: its log says why"
+            )
         self._told_room = broker.room.has_room
         return Registration(
             broker.incarnation, self._address, broker.peer.connected, is_in_sync, broker.room.has_room, problem,

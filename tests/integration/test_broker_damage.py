@@ -1571,8 +1571,7 @@ def test_a_member_that_can_t_read_one_chain_is_in_sync_with_all_other_queues(
         assert said.is_in_sync_with(RECORD.queue_id)
         assert not said.is_in_sync_with(QueueId(9))
         assert (
-            said.problem
-            == "it doesn't understand the chain, and so not what it lacks, of queue with id 9: its log says why"
+            said.problem == "it doesn't understand the chain, nor what it lacks, of queue with id 9: its log says why"
         )
         assert Registration.decode(said.encode()) == said
 
