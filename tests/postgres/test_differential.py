@@ -22,6 +22,7 @@ from seriatim.consumer.spark.targets.errors import ApplyFailed
 from seriatim.consumer.spark.targets.postgres import PostgresTarget
 from seriatim.producer.sources.postgres.core.identity import base_seq, parse_source
 from seriatim.producer.sources.postgres.core.resume import Kept
+from seriatim.producer.sources.postgres.errors import CaptureGap
 from seriatim.protocol.change import decode
 from tests.postgres.random_sql import (
     ALTERED,
@@ -215,7 +216,7 @@ def last_is(queue: Queue, number: int) -> bool:
 
 
 def altered_and_captured(
-    dsn: str, chance: random.Random, seed: int, target_kind: str
+    dsn: str, chance: random.Random, seed: int, target_kind: str, slot: str
 ) -> tuple[list[ChangeRow], list[Contents], list[str]]:
     """As `captured`, while tables are altered, the server ends what streams, and captures follow each other."""
     queue, held = Queue(), list[Contents]()
@@ -237,7 +238,7 @@ def altered_and_captured(
         )
         for _ in range(3):
             random_sql.transact(connection)
-        captures = Captures(dsn, queue, f"altered_{seed}", random.Random(seed), are_deposed=are_harmed)
+        captures = Captures(dsn, queue, slot, random.Random(seed), are_deposed=are_harmed)
         try:
             for number in range(chance.choice((8, 20, 40))):
                 random_sql.transact(connection)
@@ -261,6 +262,16 @@ def altered_and_captured(
 
 @pytest.mark.parametrize("seed", range(FIRST, LAST if SEEDS else FIRST + 3))
 def test_a_copy_stays_one_while_tables_are_altered_and_captures_die(new_database, monkeypatch, seed) -> None:
+    """PostgreSQL itself at times finds one file's number at two tables while it decodes what was altered: nobody can read on there."""
+    try:
+        copy_altered(new_database, monkeypatch, seed, f"altered_{seed}")
+    except CaptureGap as error:
+        if "unexpected duplicate for tablespace" not in error.message:
+            raise
+        copy_altered(new_database, monkeypatch, seed, f"altered_{seed}_again")
+
+
+def copy_altered(new_database, monkeypatch, seed: int, slot: str) -> None:
     chance = random.Random(seed)
     source, target = new_database(), new_database()
     target_kind = chance.choice(list(TARGET_KINDS))
@@ -274,7 +285,7 @@ def test_a_copy_stays_one_while_tables_are_altered_and_captures_die(new_database
         wide = ALTERED.format(kind=target_kind, number="numeric", more=", x1 text, x2 int, x3 numeric")
         connection.execute((EXTENSIONS + ";" + TABLES + wide + LATER).encode())
         make_marker(connection)
-    rows, held, tables = altered_and_captured(source, chance, seed, target_kind)
+    rows, held, tables = altered_and_captured(source, chance, seed, target_kind, slot)
     replay(target, rows, held, tables, chance, monkeypatch)
 
 
