@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from seriatim.cli.options import duration_text
+from seriatim.protocol.names import MemberName
 
 if TYPE_CHECKING:
     from seriatim.protocol import seriatim_pb2 as pb
@@ -135,7 +136,7 @@ def _link_object(link: pb.LinkView) -> dict[str, object]:
 
 def member_name(side: pb.LinkMember) -> str:
     """As `seriatim up`, and its pids.json, have it."""
-    return f"{side.group}-{side.member}"
+    return str(MemberName(side.group, side.member))
 
 
 def _side_object(side: pb.LinkMember, now: pb.Incarnation) -> dict[str, object]:
@@ -285,7 +286,7 @@ def group_lines(groups: Iterable[pb.GroupView], *, indent: str = "", has_queues:
         members = {place: _member_text(group, place) for place in ("a", "b")}
         for place, text in members.items():
             if len(text) > _CELL_CHARACTERS:
-                troubled.setdefault(text, []).append(f"{group.group}-{place}")
+                troubled.setdefault(text, []).append(str(MemberName(group.group, place)))
         row += [text if len(text) <= _CELL_CHARACTERS else "see below" for text in members.values()]
         if has_queues:
             row += [some(group.sending_queues) or "-", some(group.backlog_queues) or "-"]

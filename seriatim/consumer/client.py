@@ -17,7 +17,7 @@ from seriatim.consumer.handover import Chunk, HandOver
 from seriatim.consumer.loop import LoopThread
 from seriatim.consumer.reader import Reader
 from seriatim.consumer.session import ReaderSession, ReaderSettings
-from seriatim.protocol import forks, log, values
+from seriatim.protocol import lifecycle, log, values
 from seriatim.protocol.callbacks import call_back
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.coordinators import CALL_TIMEOUT_S
@@ -113,7 +113,7 @@ class Consumer(Reader):
         self._ungranted_since_s: float | None = None
         self._is_closing = False
         self._lapse: asyncio.TimerHandle | None = None
-        forks.call_in_child(self, Consumer._leave_to_parent)
+        lifecycle.call_in_child(self, Consumer._leave_to_parent)
 
     # ---- life
 

@@ -12,7 +12,7 @@ from seriatim.consumer.core.view import ChainView, Grant, Place
 from seriatim.consumer.loop import LoopThread
 from seriatim.consumer.reader import Reader
 from seriatim.consumer.session import ReaderSession, ReaderSettings
-from seriatim.protocol import forks, log
+from seriatim.protocol import lifecycle, log
 from seriatim.protocol.callbacks import call_back
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.errors import (
@@ -84,7 +84,7 @@ class Subscriber(Reader):
         self._error: SeriatimError | None = None
         self._asked: tuple[Offset, Term] | None = None
         self._is_asked = asyncio.Event()  # on the loop
-        forks.call_in_child(self, Subscriber._leave_to_parent)
+        lifecycle.call_in_child(self, Subscriber._leave_to_parent)
 
     def open(self) -> Self:
         """Connect, and stand for election. Raises as `term`."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import time
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import repeat
@@ -18,7 +16,7 @@ from seriatim.producer.handle import Handle, Handles
 from seriatim.producer.line import Lines
 from seriatim.producer.loop import Elected, LoopSettings, SendingLoop
 from seriatim.producer.record import HeadersArgument, checked
-from seriatim.protocol import forks, log, values
+from seriatim.protocol import lifecycle, log, values
 from seriatim.protocol.batch import MAX_PAYLOAD_BYTES
 from seriatim.protocol.callbacks import call_back
 from seriatim.protocol.coordinators import Coordinators
@@ -120,8 +118,8 @@ class Producer:
         )
         self._is_closed = False
         self._loop.start()
-        forks.call_in_child(self, Producer._leave_to_parent)
-        _open[self] = Producer._tell_what_is_left
+        lifecycle.call_in_child(self, Producer._leave_to_parent)
+        lifecycle.call_at_exit(self, Producer._tell_what_is_left)
 
     # ---- sending -----------------------------------------------------------------------------------------------
 
@@ -380,15 +378,6 @@ class Producer:
 
     async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         await asyncio.to_thread(self.close if error is None else self.abort)
-
-
-_open: weakref.WeakKeyDictionary[Producer, Callable[[Producer], None]] = weakref.WeakKeyDictionary()
-
-
-@atexit.register
-def _exiting() -> None:
-    for producer, tell in list(_open.items()):
-        tell(producer)
 
 
 _SEND = Producer.send

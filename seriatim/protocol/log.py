@@ -21,7 +21,7 @@ from collections import deque
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TextIO
 
-from seriatim.protocol import forks
+from seriatim.protocol import lifecycle
 
 AGAIN_S = 60.0
 """What goes on is told again after so long."""
@@ -146,7 +146,7 @@ class _Output:
 
     def __init__(self) -> None:
         self._begin()
-        forks.call_in_child(self, _Output._begin)
+        lifecycle.call_in_child(self, _Output._begin)
 
     def _begin(self) -> None:
         self.turn = threading.Lock()
@@ -183,7 +183,7 @@ class _Handler(logging.Handler):
         self._begin()
         # Before anybody logs: whoever starts a thread waits for its first steps, in which a finalizer may log, too, and wait for him.
         self._start()
-        forks.call_in_child(self, _Handler._begin)
+        lifecycle.call_in_child(self, _Handler._begin)
 
     def _begin(self) -> None:
         self._changed = threading.Condition()

@@ -22,7 +22,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from seriatim.protocol import checksums, descriptors, errors, forks, log, patience
+from seriatim.protocol import checksums, descriptors, errors, lifecycle, log, patience
 from seriatim.protocol.errors import BugError, DeadlineOver, InvalidArgument, MalformedFrame, SeriatimError, Unreachable
 from seriatim.protocol.frames import MAX_FRAME_BYTES
 
@@ -93,7 +93,7 @@ class _Process:
         self.closed: weakref.WeakSet[grpc.aio.Channel] = weakref.WeakSet()
         self.is_deaf = False
         self.closed_at_s = -math.inf
-        forks.call_in_child(self, _Process._forked)
+        lifecycle.call_in_child(self, _Process._forked)
         os.register_at_fork(before=self._let_go)
 
     def _let_go(self) -> None:

@@ -7,7 +7,7 @@ every recorded end against what was acknowledged.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from seriatim.coordinator.core import acquire_send, chain, close_link, invariants
@@ -330,6 +330,14 @@ def send_call(world: World, *, token: int = 0, failed_epoch: int = 0, node: str 
 
 def close_call(world: World, epoch: int) -> Run:
     return begun(world, close_link.start(Epoch(epoch)), close_link.step)
+
+
+def with_member(registry: Registry, group: str, place: str = "a", **said: Any) -> Registry:
+    """The registry once a member of the group says something else of itself; all other groups are the same objects."""
+    state = registry.groups[group]
+    member: Registration = replace(state.members[place], **said)
+    changed = replace(state, members={**state.members, place: member})
+    return replace(registry, groups={**registry.groups, group: changed})
 
 
 def with_subscription(world: World, name: str = "s") -> None:

@@ -31,7 +31,7 @@ from seriatim.protocol.chain import ChainDocument, LinkState, QueueSettings, Sta
 from seriatim.protocol.names import TOKEN_MAX, ChainVersion, Epoch, Incarnation, Index, QueueId, Token
 from seriatim.protocol.position import Position
 from seriatim.protocol.registration import Registration
-from tests.property.chain_world import World, close_call, send_call, with_subscription
+from tests.property.chain_world import World, close_call, send_call, with_member, with_subscription
 
 LATER_MS = 10_000
 
@@ -92,21 +92,6 @@ def without_peers(world: World, group: str) -> Registry:
     registry = world.registry()
     members = {place: replace(state, peer=None) for place, state in registry.groups[group].members.items()}
     return Registry({**registry.groups, group: GroupState(group, members=members)})
-
-
-def out_of_sync(world: World, group: str, place: str) -> Registry:
-    registry = world.registry()
-    members = registry.groups[group].members
-    behind = {**members, place: replace(members[place], is_in_sync=False)}
-    return Registry({**registry.groups, group: GroupState(group, members=behind)})
-
-
-def with_unread(world: World, group: str, place: str, queue: int = 1) -> Registry:
-    """One member doesn't understand a queue's chain."""
-    registry = world.registry()
-    members = registry.groups[group].members
-    unread = {**members, place: replace(members[place], unread=(QueueId(queue),))}
-    return Registry({**registry.groups, group: GroupState(group, members=unread)})
 
 
 def test_nothing_is_done_where_all_is_well():
@@ -242,11 +227,12 @@ def test_invariant_6_a_group_comes_back_only_when_all_of_it_holds():
     assert change.document.send_list == ("g2", "g3", "g1")
     assert planned(world, told=everything_told, registry=without_peers(world, "g1")) == ()
     for place in ("a", "b"):
-        behind = out_of_sync(world, "g1", place)
+        behind = with_member(world.registry(), "g1", place, is_in_sync=False)
         assert planned(world, told=everything_told, registry=behind) == ()
         assert status.waits(world.document, behind) == {"g1": f"g1-{place} has not caught up yet"}
-        assert planned(world, told=everything_told, registry=with_unread(world, "g1", place)) == ()
-        of_another = with_unread(world, "g1", place, queue=2)
+        unread = with_member(world.registry(), "g1", place, unread=(QueueId(1),))
+        assert planned(world, told=everything_told, registry=unread) == ()
+        of_another = with_member(world.registry(), "g1", place, unread=(QueueId(2),))
         assert planned(world, told=everything_told, registry=of_another) == (change,)
     assert planned(world, told=everything_told, now_ms=background.QUIET_MS - 1) == ()
 
@@ -652,12 +638,8 @@ def test_what_was_given_up_is_no_record_of_later_links_that_only_began_behind_it
 
 def set_back(registry: Registry, *, is_said: bool = True, **changes) -> Registry:
     """g2-a has said of the queue that its chain is older than its disk, or hasn't looked yet."""
-    group = registry.groups["g2"]
-    member = replace(
-        group.members["a"], set_back=(QueueId(1),) if is_said else (), problem="older", has_compared=is_said
-    )
-    groups = registry.groups | {"g2": replace(group, members={**group.members, "a": member})}
-    return replace(registry, groups=groups, **changes)
+    said = (QueueId(1),) if is_said else ()
+    return replace(with_member(registry, "g2", set_back=said, problem="older", has_compared=is_said), **changes)
 
 
 def test_nothing_is_done_by_a_chain_that_is_older_than_a_disk():

@@ -19,9 +19,8 @@ from seriatim.coordinator.store import Store
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument
 from seriatim.protocol.names import ChainVersion, QueueId
-from seriatim.protocol.registration import Registration
 from seriatim.protocol.zookeeper import SessionState
-from tests.property.chain_world import World, send_call
+from tests.property.chain_world import World, send_call, with_member
 
 WAIT_S = 60.0
 
@@ -30,14 +29,6 @@ def of_some_groups(document: ChainDocument) -> ChainDocument:
     """The queue, if it was given g1 and g2 of three groups."""
     given = "g1", "g2"
     return replace(document, settings=replace(document.settings, groups=given), send_list=given)
-
-
-def with_member(registry: Registry, group: str, **said: Any) -> Registry:
-    """The registry once a member of the group says something else of itself; all other groups are the same objects."""
-    state = registry.groups[group]
-    member: Registration = replace(state.members["a"], **said)
-    changed = replace(state, members={**state.members, "a": member})
-    return replace(registry, groups={**registry.groups, group: changed})
 
 
 class WatchedStore:
