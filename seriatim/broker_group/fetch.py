@@ -130,7 +130,8 @@ class FetchStream:
                         f"this member can't tell whether its records from {index} on are committed",
                         epoch=runner.record.epoch,
                     )
-                await self._say(pb.FetchReply(committed_index=runner.readable_end))
+                is_sealed = runner.record.is_sealed and runner.record.end is None
+                await self._say(pb.FetchReply(committed_index=runner.readable_end, is_sealed=is_sealed))
             elif index >= runner.readable_end or self._credit_bytes <= 0:
                 await self._wake.wait()
                 self._wake.clear()

@@ -16,6 +16,7 @@ from seriatim.consumer.core.reading_events import (
     FetchFailed,
     GiveCredit,
     Heard,
+    LookAtChain,
     OpenFetch,
     RowsTaken,
     StartArrived,
@@ -39,7 +40,8 @@ _log = log.logger("consumer")
 class Fetcher:
     """The reading core and its streams. To be used on one loop.
 
-    `on_delivery`: where batches go. `on_refused`: a member refused the grant, which is to be looked at again. `on_failure`: a bug
+    `on_delivery`: where batches go. `on_refused`: a member refused the grant, which is to be looked at again. `on_missed`: who tells
+    of the chain may stand still, and another coordinator is to be asked. `on_failure`: a bug
     of our own in a stream's task or a timer, at which nobody looks: what reads would wait for ever. `settled`: the last state of which
     everything is carried out; who looks from another thread goes by that, or he would see that all is delivered before it is.
     """
@@ -50,6 +52,7 @@ class Fetcher:
         limit_bytes: int,
         on_delivery: Callable[[Delivery], object],
         on_refused: Callable[[SeriatimError], object],
+        on_missed: Callable[[], object],
         on_failure: Callable[[SeriatimError], object],
     ) -> None:
         self.state = self.settled = Reading(limit_bytes)
@@ -57,6 +60,7 @@ class Fetcher:
         self._members = members
         self._on_delivery = on_delivery
         self._on_refused = on_refused
+        self._on_missed = on_missed
         self._on_failure = on_failure
         self._streams: dict[int, tuple[FetchStream, asyncio.Task[None]]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -97,6 +101,8 @@ class Fetcher:
                     self._on_delivery(delivery)
                 case WakeAt(at_s):
                     self._wake_at(at_s)
+                case LookAtChain():
+                    self._on_missed()
         self.settled = self.state
         self._watch_silence()
         if self.state.waiting_for != before.waiting_for and self.state.waiting_for:
@@ -203,4 +209,4 @@ def _event(fetch_id: int, reply: pb.FetchReply | BatchMessage) -> StartArrived |
         case "end":
             return EndReached(fetch_id, Index(reply.end))
         case _:
-            return Heard(fetch_id, Index(reply.committed_index))
+            return Heard(fetch_id, Index(reply.committed_index), reply.is_sealed)

@@ -183,7 +183,8 @@ class RangeReader:
         view = await self._describe(only_chain=True)
         Positions.seen(view).check_same(self.queue, of, start)
         place = view.place_of(start)
-        fetcher = Fetcher(self._members, self._prefetch_bytes, self._put, on_refused=self._fail, on_failure=self._fail)
+        on_missed = self._coordinators.compare_watches
+        fetcher = Fetcher(self._members, self._prefetch_bytes, self._put, self._fail, on_missed, self._fail)
         fetcher.grant = self._grant
         fetcher.state = replace(fetcher.state, patience=self._patience)
         self._waiting.clear()

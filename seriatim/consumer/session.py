@@ -184,7 +184,8 @@ class ReaderSession:
 
     def fetch(self, limit_bytes: int, on_delivery: Callable[[Delivery], object]) -> Fetcher:
         """Read while elected; this is who does. Arguments as of `Fetcher`."""
-        self._fetcher = Fetcher(self.members, limit_bytes, on_delivery, self._refused, self._failed)
+        on_missed = self.coordinators.compare_watches
+        self._fetcher = Fetcher(self.members, limit_bytes, on_delivery, self._refused, on_missed, self._failed)
         return self._fetcher
 
     async def run(self) -> None:

@@ -8,7 +8,7 @@ nothing (protocol.md 4), with one exception: who asks for a route without a toke
 first answer's would be overtaken by the second's. There, it is found out first who answers at all.
 
 Where nothing changes a watch says now and then just that. Where it is silent another coordinator is asked what it would say, and
-rarely where it isn't.
+rarely where it isn't; at once where whoever watches has reason to doubt that it was told all.
 
 An address that was given may lead to another cluster's coordinator one day: that one knows none of this one's queues, as if they had been
 deleted, and its ZooKeeper is another one. Who coordinates which cluster it tells; whose isn't that of the first answer is passed over.
@@ -100,6 +100,7 @@ class Coordinators:
         self._named: frozenset[str] = frozenset()
         self._connections = rpc.Connections(rpc.checked(CoordinatorStub))
         self._missed = asyncio.Event()
+        self._doubt = asyncio.Event()  # whether a watch was told all
         self._looking: asyncio.Task[Never] | None = None
 
     async def __aenter__(self) -> Self:
@@ -289,6 +290,10 @@ class Coordinators:
             await asyncio.sleep(pause_s)
             pause_s = min(_PAUSE_MAX_S, pause_s * 2)
 
+    def compare_watches(self) -> None:
+        """Ask another coordinator now what it would tell who watches: there is a sign of something that wasn't told. On the loop."""
+        self._doubt.set()
+
     async def _next_view(
         self, stream: Any, address: str, request: QueueRequest, told: QueueView | None
     ) -> QueueView | None:
@@ -300,7 +305,7 @@ class Coordinators:
         while True:
             reading = asyncio.ensure_future(_read(stream, address))
             try:
-                while not (await asyncio.wait((reading,), timeout=QUIET_S))[0]:
+                while not await self._is_done_soon(reading):
                     if await self._is_overtaken(address, request, told):
                         return None
                 view = reading.result()
@@ -316,6 +321,16 @@ class Coordinators:
             beats += 1
             if beats % COMPARED_EVERY == 0 and await self._is_overtaken(address, request, told):
                 return None
+
+    async def _is_done_soon(self, reading: asyncio.Future[QueueView | None]) -> bool:
+        """Whether something was read; False after a long silence, and as soon as there is doubt."""
+        doubting = asyncio.ensure_future(self._doubt.wait())
+        try:
+            done, _ = await asyncio.wait((reading, doubting), timeout=QUIET_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            doubting.cancel()
+        self._doubt.clear()
+        return reading in done
 
     async def _is_overtaken(self, address: str, request: QueueRequest, told: QueueView | None) -> bool:
         """Whether another coordinator than the one at `address` tells something else than was `told` last, and nothing older.

@@ -827,10 +827,13 @@ class FetchReply(_message.Message):
     BATCH_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     COMMITTED_INDEX_FIELD_NUMBER: _builtins.int
+    IS_SEALED_FIELD_NUMBER: _builtins.int
     end: _builtins.int
     """Last: the link's recorded end; everything before it was sent."""
     committed_index: _builtins.int
     """what the member knows to be committed, for lag; said alone when nothing else is"""
+    is_sealed: _builtins.bool
+    """beside that: the link takes no more records here, and this member was told no end"""
     @_builtins.property
     def start(self) -> Global___Position:
         """First: the batch that holds `from_index` starts at this position."""
@@ -844,10 +847,11 @@ class FetchReply(_message.Message):
         batch: Global___Batch | None = ...,
         end: _builtins.int = ...,
         committed_index: _builtins.int = ...,
+        is_sealed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "end", b"end", "kind", b"kind", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "committed_index", b"committed_index", "end", b"end", "kind", b"kind", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "committed_index", b"committed_index", "end", b"end", "is_sealed", b"is_sealed", "kind", b"kind", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["start", "batch", "end"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015

@@ -203,9 +203,10 @@ class Nemesis:
 
     def _stop(self, names: tuple[str, ...]) -> None:
         for name in names:
-            self._killed.add(name)
-            self._stopped.add(name)
-            self._cluster.signal(name, signal.SIGTERM)
+            if name not in self._killed:
+                self._killed.add(name)
+                self._stopped.add(name)
+                self._cluster.signal(name, signal.SIGTERM)
 
     def _pause(self, names: tuple[str, ...]) -> None:
         for name in names:

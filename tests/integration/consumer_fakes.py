@@ -59,7 +59,10 @@ class FakeSubscription:
 
 
 class FakeCluster(CoordinatorServicer, BrokerServicer):
-    """One queue `q`, one group `g1`; both members hold the same. Runs on a thread of its own."""
+    """One queue `q`, one group `g1`; both members hold the same. Runs on a thread of its own.
+
+    Two coordinators: a watch of the second one tells nothing behind its first word.
+    """
 
     def __init__(self, zookeeper: str, cluster: str) -> None:
         self.zookeeper = zookeeper
@@ -69,6 +72,7 @@ class FakeCluster(CoordinatorServicer, BrokerServicer):
         self.nobody_tells = ""
         self.is_watch_still = False
         self.is_end_told = True
+        self.are_members_told = True
         self.open_is = "open"
         self.subscriptions: dict[str, FakeSubscription] = {}
         self.version = 1
@@ -93,10 +97,12 @@ class FakeCluster(CoordinatorServicer, BrokerServicer):
         return self._thread.run(coroutine, 60)
 
     async def _start(self) -> None:
-        for name in ("coordinator", "a", "b"):
+        for name in ("coordinator", "still", "a", "b"):
             server = rpc.server()
             if name == "coordinator":
                 add_CoordinatorServicer_to_server(self, server)
+            elif name == "still":
+                add_CoordinatorServicer_to_server(StillCoordinator(self), server)
             else:
                 add_BrokerServicer_to_server(FakeMember(self, name), server)
             self.addresses[name] = f"127.0.0.1:{rpc.listen(server, '127.0.0.1:0')}"
@@ -309,6 +315,21 @@ class FakeCluster(CoordinatorServicer, BrokerServicer):
         return pb.AcquireReadReply(grant=grant, queue_id=1, token=one.token)
 
 
+class StillCoordinator(CoordinatorServicer):
+    """Knows how the queue was when it was asked first."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self.DescribeCluster = cluster.DescribeCluster
+        self.DescribeQueue = cluster.DescribeQueue
+        self.CreateSubscription = cluster.CreateSubscription
+        self.AcquireRead = cluster.AcquireRead
+        self._cluster = cluster
+
+    async def WatchQueue(self, request, context):
+        yield self._cluster.view()
+        await asyncio.Event().wait()
+
+
 class FakeMember(BrokerServicer):
     def __init__(self, cluster: FakeCluster, name: str) -> None:
         self.cluster = cluster
@@ -345,14 +366,14 @@ class FakeMember(BrokerServicer):
                     batch.following.extend(following)
                     yield pb.FetchReply(batch=batch, committed_index=link.length)
                     number += len(several)
-                if link.is_sealed:
+                if link.is_sealed and cluster.are_members_told:
                     yield pb.FetchReply(end=link.length)
                     return
                 try:
                     async with asyncio.timeout(BEAT_S):
                         await cluster.wait_changed(version)
                 except TimeoutError:
-                    yield pb.FetchReply(committed_index=link.length)
+                    yield pb.FetchReply(committed_index=link.length, is_sealed=link.is_sealed)
         finally:
             listening.cancel()
 

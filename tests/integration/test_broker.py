@@ -342,6 +342,30 @@ def test_a_fetch_with_nothing_to_send_says_so(run: Callable[..., None], *, is_di
     run(scenario)
 
 
+def test_a_fetch_says_that_its_link_is_sealed_until_its_end_is_told(run: Callable[..., None]) -> None:
+    """By that a reader misses the end where nobody tells it of the chain, nor this member."""
+
+    async def scenario(group: Members) -> None:
+        await filled(group)
+        call = await batch_streams.fetch(group.b.direct, lambda: group.b.stub)
+        name = group.name(1, group.b.incarnation)
+        await call.write(pb.FetchRequest(open=pb.FetchOpen(link=name, from_index=200, credit_bytes=1 << 20)))
+        async with asyncio.timeout(CALL_S):
+            assert not any([(await read(call)).is_sealed for _ in range(3)])
+            end = (await group.seal(group.b)).positions[-1]
+            while not (beat := await read(call)).is_sealed:
+                pass
+            assert (beat.WhichOneof("kind"), beat.committed_index) == (None, 200)
+            await group.seal(group.a)
+            assert (await group.record_end(group.b, end)).has_it
+            while (last := await read(call)).WhichOneof("kind") is None:
+                pass
+        assert (last.end, last.is_sealed) == (200, False)
+        call.cancel()
+
+    run(scenario)
+
+
 def test_a_reader_whose_credit_is_damaged_on_its_way_is_told(run: Callable[..., None]) -> None:
     """It heard for ever that the member lives, and got nothing any more: nobody looked after what reads the credit."""
 

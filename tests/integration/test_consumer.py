@@ -20,7 +20,7 @@ from seriatim.consumer.core.view import Place
 from seriatim.consumer.loop import LoopThread
 from seriatim.consumer.session import ReaderSession
 from seriatim.consumer.subscriber import Term
-from seriatim.protocol import rpc
+from seriatim.protocol import coordinators, rpc
 from seriatim.protocol.errors import IncompatibleVersion, InvalidArgument, NotElected, UnknownQueue, Unreachable
 from seriatim.protocol.record import Record
 from tests.integration.consumer_fakes import FakeCluster
@@ -173,6 +173,20 @@ def test_poll_follows_what_is_appended(cluster: FakeCluster) -> None:
         cluster.switch()
         cluster.append(numbered(3, 3), 3)
         assert [record.value for record in consumer.poll(5, WAIT_S)] == numbered(3, 3)
+
+
+def test_reads_on_though_nobody_tells_of_the_end_of_a_link(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its coordinator stands still, and the members are cut off from ZooKeeper: it waited for ten seconds."""
+    monkeypatch.setattr(coordinators, "QUIET_S", 1000.0)
+    cluster.are_members_told = False
+    cluster.append(numbered(0, 3), 0)
+    with Consumer([cluster.addresses["still"], cluster.coordinator], "q", session_timeout_s=20) as consumer:
+        assert [record.value for record in taken(consumer, 3)] == numbered(0, 3)
+        cluster.switch()
+        cluster.append(numbered(3, 3), 3)
+        assert [record.value for record in taken(consumer, 3)] == numbered(3, 3)
 
 
 def test_goes_to_the_other_member_when_one_dies(cluster: FakeCluster) -> None:

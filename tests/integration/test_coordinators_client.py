@@ -545,6 +545,42 @@ def test_a_watch_that_is_silent_is_left_for_a_coordinator_that_tells_more(monkey
     asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
 
 
+def test_a_watch_is_compared_at_once_where_there_is_doubt(monkeypatch):
+    """Its coordinator stands still, and whoever watches has a sign that something happened."""
+    monkeypatch.setattr(coordinators_module, "QUIET_S", DEADLINE_S)
+
+    class Still(Coordinator):
+        async def WatchQueue(self, request, context):  # noqa: N802 - gRPC's name
+            self.calls.append(request)
+            yield pb.QueueView(queue=request.queue, chain_version=self.version)
+            await self._silence()
+
+    async def scenario():
+        first, other = Still(1), Still(1)
+        servers, addresses = zip(*[await start(servicer) for servicer in (first, other)], strict=True)
+        seen = []
+
+        async def watch():
+            async for view in coordinators.watch("q"):
+                seen.append(view.chain_version)  # noqa: PERF401 - as they come
+
+        async with Coordinators(addresses) as coordinators:
+            watching = asyncio.create_task(watch())
+            await until(lambda: seen)
+            coordinators.compare_watches()
+            await until(lambda: other.calls)  # which knows nothing more yet
+            other.version = 2
+            coordinators.compare_watches()
+            await until(lambda: len(seen) > 1)
+            watching.cancel()
+        for server in servers:
+            await server.stop(None)
+        assert seen == [1, 2]
+        assert len(first.calls) == 1
+
+    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+
+
 def test_a_watch_that_beats_is_compared_with_another_coordinator_s_but_rarely(monkeypatch):
     """Thousands of readers of quiet queues, each of which looked ten times as often, kept a coordinator busy."""
 

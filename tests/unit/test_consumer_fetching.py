@@ -58,7 +58,7 @@ def test_a_member_that_was_waited_for_long_is_watched_closely_as_soon_as_it_spea
             return SilentCall()
 
         members = members_that_fetch(fetch)
-        fetcher = Fetcher(members, 1000, lambda _: None, lambda _: None, lambda _: None)
+        fetcher = Fetcher(members, 1000, lambda _: None, lambda _: None, lambda: None, lambda _: None)
         fetcher.state = replace(fetcher.state, patience=Patience(silences=12))  # 19.2 s
         fetcher.happened(ReadFrom(view, Place(Epoch(1), Index(0))))
         fetcher.happened(StartArrived(1, Index(0), {}))
@@ -85,7 +85,9 @@ def test_how_much_a_member_says_is_committed_is_heard_of_with_its_beat() -> None
     view = ChainView("c", 1, "q", ChainVersion(1), (LinkView(Epoch(1), LinkState.OPEN, Offset(0), None, *sides, {}),))
 
     async def scenario() -> None:
-        fetcher = Fetcher(members_that_fetch(Beating), 1000, lambda _: None, lambda _: None, lambda _: None)
+        fetcher = Fetcher(
+            members_that_fetch(Beating), 1000, lambda _: None, lambda _: None, lambda: None, lambda _: None
+        )
         fetcher.happened(ReadFrom(view, Place(Epoch(1), Index(0))))
         async with asyncio.timeout(15):
             while fetcher.state.fetch is None or fetcher.state.fetch.owes_until_s is None:  # noqa: ASYNC110 - nothing tells of it
@@ -120,7 +122,12 @@ def test_a_bug_in_a_stream_or_a_timer_ends_the_reader_and_is_told(
     async def scenario() -> None:
         failed: asyncio.Future[SeriatimError] = asyncio.get_running_loop().create_future()
         fetcher = Fetcher(
-            members_that_fetch(Starting), 1000, lambda _: None, lambda _: None, on_failure=failed.set_result
+            members_that_fetch(Starting),
+            1000,
+            lambda _: None,
+            lambda _: None,
+            lambda: None,
+            on_failure=failed.set_result,
         )
         fetcher.happened(ReadFrom(view, Place(Epoch(1), Index(0))))
         monkeypatch.setattr(reading, "decide", broken)
@@ -134,7 +141,7 @@ def test_a_bug_in_a_stream_or_a_timer_ends_the_reader_and_is_told(
 def test_what_the_application_takes_is_told_when_something_can_follow_from_it() -> None:
     """Half of what is asked for at once: each time wakes the loop. Untold it stays below that, so that there is always something to ask for."""
     nobody: Any = SimpleNamespace()
-    fetcher = Fetcher(nobody, 800, lambda _: None, lambda _: None, lambda _: None)
+    fetcher = Fetcher(nobody, 800, lambda _: None, lambda _: None, lambda: None, lambda _: None)
     assert [fetcher.taken(size_bytes) for size_bytes in (60, 60, 70, 430)] == [False, True, False, True]
 
     async def told() -> int:
@@ -144,7 +151,7 @@ def test_what_the_application_takes_is_told_when_something_can_follow_from_it() 
 
     assert asyncio.run(told()) == 80
     assert [fetcher.taken(size_bytes) for size_bytes in (79, 1)] == [False, True]  # at the seventh hundred
-    assert Fetcher(nobody, 1, lambda _: None, lambda _: None, lambda _: None).taken(1), (
+    assert Fetcher(nobody, 1, lambda _: None, lambda _: None, lambda: None, lambda _: None).taken(1), (
         "where there is no room to spare, at once"
     )
 

@@ -18,6 +18,7 @@ from seriatim.consumer.core.reading_events import (
     FetchFailed,
     GiveCredit,
     Heard,
+    LookAtChain,
     OpenFetch,
     ReadFrom,
     RowsTaken,
@@ -47,6 +48,8 @@ def line(effect: reading_events.Effect) -> str:
             return f"deliver link {delivery.epoch} {delivery.start}..{delivery.stop}{resends}"
         case WakeAt(at_s):
             return f"wake at {at_s:g}"
+        case LookAtChain():
+            return "look at the chain"
 
 
 class Trace:
@@ -390,6 +393,33 @@ def test_a_member_that_says_that_more_is_committed_than_it_gives_is_left() -> No
         assert trace(Heard(1, Index(2)), 50.1 + number / 10) == []
     assert trace(Heard(1, Index(2)), 60.1) == ["close 1", "open 2: link 1 at g1-a from 1"]
     assert trace.state.failure == "g1-b: it sends nothing of what it says is committed"
+
+
+def test_an_end_that_nobody_tells_is_asked_for() -> None:
+    """Who tells of the chain stands still, and its member can't be told either: the reader waited for ten seconds (campaign, seed 62)."""
+    trace = Trace()
+    trace(ReadFrom(chain(link(1, LinkState.OPEN)), START), 10.0)
+    trace(StartArrived(1, Index(0), {}), 10.0)
+    trace(batch(1, 0, [1]), 10.0)
+
+    def looked_at_s(first_s: int, end_s: int, *, is_sealed: bool) -> list[float]:
+        beats = [number / 8 for number in range(8 * first_s, 8 * end_s)]
+        return [at_s for at_s in beats if trace(Heard(1, Index(1), is_sealed), at_s) == ["look at the chain"]]
+
+    assert looked_at_s(11, 20, is_sealed=False) == []
+    assert looked_at_s(20, 39, is_sealed=True) == [20.375, 21.0, 22.25, 24.75, 29.625, 34.625]
+    assert looked_at_s(39, 40, is_sealed=False) == [], "what was before counts no more"
+    assert looked_at_s(40, 41, is_sealed=True) == [40.375]
+
+
+def test_no_end_is_asked_for_that_is_told_soon_enough() -> None:
+    trace = Trace()
+    trace(ReadFrom(chain(link(1, LinkState.OPEN)), START), 10.0)
+    trace(StartArrived(1, Index(0), {}), 10.0)
+    for at_s in (10.1, 10.2, 10.3):
+        assert trace(Heard(1, Index(0), is_sealed=True), at_s) == []
+    trace(ViewChanged(chain(link(1, LinkState.SEALED, end=1), version=2)), 10.35)
+    assert trace(Heard(1, Index(0), is_sealed=True), 10.4) == []
 
 
 def test_it_is_read_anew_where_it_is_the_only_one() -> None:

@@ -267,7 +267,7 @@ def test_the_loop_s_thread_waits_for_nothing_that_a_signal_s_handler_may_have_in
     while True:
         number += 1
         consumer = elected(delivery(1, 0, 0, 2), delivery(1, 2, 2, 2))
-        fetcher = consumer._fetcher = Fetcher(None, 8, print, print, print)
+        fetcher = consumer._fetcher = Fetcher(None, 8, print, print, print, print)
 
         def loop_s(consumer: Consumer = consumer, fetcher: Fetcher = fetcher) -> None:
             fetcher.tell_taken()
@@ -286,7 +286,7 @@ def test_nor_for_anything_of_who_reads_a_range() -> None:
     while True:
         number += 1
         reader = RangeReader("127.0.0.1:1", "q", timeout_s=0.001)
-        fetcher = reader._fetcher = Fetcher(None, 8, reader._put, print, print)
+        fetcher = reader._fetcher = Fetcher(None, 8, reader._put, print, print, print)
         reader._put(delivery(1, 0, 0, 2))
 
         def loop_s(reader: RangeReader = reader) -> None:
@@ -346,7 +346,7 @@ def test_who_commits_while_it_is_closed_is_told_so(commit, interrupted) -> None:
 
 def test_a_poll_in_the_middle_of_which_it_is_closed_returns_nothing() -> None:
     consumer = elected(delivery(1, 0, 0, 4), delivery(1, 4, 4, 4))
-    consumer._thread, consumer._fetcher = LoopThread("closed meanwhile"), Fetcher(None, 8, print, print, print)
+    consumer._thread, consumer._fetcher = LoopThread("closed meanwhile"), Fetcher(None, 8, print, print, print, print)
     consumer._fetcher.taken = ClosedMeanwhile(consumer, answer=True)
     assert consumer.poll(500, 0) == []
 
@@ -362,7 +362,7 @@ def test_what_was_taken_before_an_interruption_is_told_after_it() -> None:
             if len(told) == 1:
                 raise KeyboardInterrupt
 
-    consumer._thread, consumer._fetcher = Thread(), Fetcher(None, 8, print, print, print)
+    consumer._thread, consumer._fetcher = Thread(), Fetcher(None, 8, print, print, print, print)
     with pytest.raises(KeyboardInterrupt):
         consumer.poll(4, 0)
     assert offsets(consumer.poll(500, 0)) == list(range(12))

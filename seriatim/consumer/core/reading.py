@@ -36,6 +36,7 @@ from seriatim.consumer.core.reading_events import (
     FetchFailed,
     GiveCredit,
     Heard,
+    LookAtChain,
     OpenFetch,
     ReadFrom,
     RowsTaken,
@@ -61,6 +62,8 @@ OWED_S = 10.0
 """So long a member may give nothing of what it says is committed: longer than any way there and back, for whoever is left so is asked in vain again."""
 SILENCE_S = 0.3
 """A member that isn't heard for so long is left for the other one; longer where the path is slow (`Patience`)."""
+UNTOLD_FIRST_S, UNTOLD_MAX_S = 0.3, 5.0
+"""So long after a member's word that the link is sealed its end should be known; twice as long each time that it was looked for in vain."""
 LATE_S = 0.1
 """A look later than this says that this process stood still, not that the member did."""
 
@@ -74,6 +77,8 @@ class Fetch:
 
     credit_bytes: what the member may still send; may fall below 0 by one batch. is_answered: it said something.
     owes_until_s: when it is left, because it says, having credit, that more is committed than it gave; None where it doesn't.
+    look_at_s: when the chain is looked at, because it says that the link is sealed, and no end was told; None where it doesn't.
+    looks: how often that was done.
     """
 
     fetch_id: int
@@ -82,6 +87,8 @@ class Fetch:
     credit_bytes: int
     is_answered: bool = False
     owes_until_s: float | None = None
+    look_at_s: float | None = None
+    looks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +191,9 @@ def decide(state: Reading, event: Event, now_s: float) -> Step:
                 return state, []
             state = _heard(state, state.fetch, now_s)
             if isinstance(event, Heard):
+                state, looks = _missed(state, event.is_sealed, now_s)
                 state, effects = _reminded(state, event.committed, now_s)
+                effects = looks + effects
                 if state.fetch is not None:
                     return state, effects
             else:
@@ -240,6 +249,20 @@ def _reminded(state: Reading, committed: Index, now_s: float) -> Step:
     if now_s < fetch.owes_until_s:
         return state, []
     return _failed(state, "it sends nothing of what it says is committed", now_s, order_close=True)
+
+
+def _missed(state: Reading, is_sealed: bool, now_s: float) -> Step:
+    """Whether a switch may have gone by unheard: who tells of the chain stands still, and the member has nobody to tell it the end."""
+    fetch, link = state.fetch, _current(state)
+    if fetch is None or link is None:
+        return state, []
+    if not is_sealed or link.end is not None:
+        return replace(state, fetch=replace(fetch, look_at_s=None, looks=0)), []
+    if fetch.look_at_s is not None and now_s < fetch.look_at_s:
+        return state, []
+    looks = 0 if fetch.look_at_s is None else fetch.looks + 1
+    look_at_s = now_s + backoff_s(UNTOLD_FIRST_S, UNTOLD_MAX_S, looks)
+    return replace(state, fetch=replace(fetch, look_at_s=look_at_s, looks=looks)), [LookAtChain()] if looks else []
 
 
 def _restarted(state: Reading, event: ReadFrom, now_s: float) -> Step:

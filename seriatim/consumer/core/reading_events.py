@@ -72,10 +72,11 @@ class EndReached:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """The member has nothing to send just now, and says so, and how much is committed."""
+    """The member has nothing to send just now, and says so, and how much is committed. `is_sealed`: and that it sealed the link, and knows no end."""
 
     fetch_id: int
     committed: Index = Index(0)
+    is_sealed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,4 +147,9 @@ class WakeAt:
     at_s: float
 
 
-Effect = OpenFetch | CloseFetch | GiveCredit | Deliver | WakeAt
+@dataclass(frozen=True, slots=True)
+class LookAtChain:
+    """Who tells of the chain may stand still: ask somebody else."""
+
+
+Effect = OpenFetch | CloseFetch | GiveCredit | Deliver | WakeAt | LookAtChain
