@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from seriatim.coordinator.core import acquire_read, acquire_send, chain
+from seriatim.coordinator.core import acquire_read, acquire_send, background, chain
 from seriatim.coordinator.core.acquire_read import ReadRequest
 from seriatim.coordinator.core.acquire_send import SendRequest
+from seriatim.coordinator.core.background import TellEnd
 from seriatim.coordinator.core.events import (
     Answer,
     ChainConflict,
@@ -55,17 +56,20 @@ from seriatim.protocol.sharing import shared
 _log = log.logger("coordinator")
 GIVE_WAY_S = 0.1
 """So long what nobody waits for gives way to a switch; one that waits for members is not to hold it up."""
+ENDS_AFTER_S = 0.2
+"""So long whoever writes a link's end leaves it to the elected coordinator to tell the members, which does so at once."""
 State = TypeVar("State")
 Result = SendGrant | ReadGrant | LinkClosed | Wait
 
 
 class Execution:
-    """Runs procedures. `timeout_s`: after that long, the caller is told to come again."""
+    """Runs procedures. `timeout_s`: after that long, the caller is told to come again. `is_elected`: among the coordinators."""
 
-    def __init__(self, store: Store, members: Members, timeout_s: float) -> None:
+    def __init__(self, store: Store, members: Members, timeout_s: float, is_elected: Callable[[], bool]) -> None:
         self._store = store
         self._members = members
         self._timeout_s = timeout_s
+        self._is_elected = is_elected
         self._tasks: set[asyncio.Task[None]] = set()
         self._switches: dict[tuple[QueueId, Token, Epoch], asyncio.Task[Result]] = {}
         self._slow_switches: dict[QueueId, tuple[Epoch, LinkState] | None] = {}
@@ -157,6 +161,19 @@ class Execution:
             raise DeadlineOver(f"not done within {self._timeout_s} s", cause_id=cause_id) from error
         finally:
             turn.end()
+            if run.ends and not self._is_elected():
+                self._spawn(self._tell_ends(run.ends, cause_id))
+
+    async def _tell_ends(self, ends: Sequence[TellEnd], cause_id: str) -> None:
+        """Once: the elected coordinator, this one or the next, tells them until they have it."""
+        await asyncio.sleep(ENDS_AFTER_S)
+        await asyncio.gather(*(self._tell_end(end, cause_id) for end in ends))
+
+    async def _tell_end(self, end: TellEnd, cause_id: str) -> None:
+        try:
+            await self._members.record_end(end.document.queue_id, end.version, end.link, end.member, cause_id)
+        except SeriatimError as error:
+            _log.debug("end not told", member=end.member, epoch=end.link.epoch, error=error, cause_id=cause_id)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -186,13 +203,14 @@ class _Turn:
 
 
 class _Run:
-    """One run of one procedure: its round, the chain it read last, and what it is still to be told."""
+    """One run of one procedure: its round, the chain it read last, and what it is still to be told. `ends`: that it has recorded."""
 
     def __init__(self, store: Store, members: Members, queue_id: QueueId, cause_id: str) -> None:
         self._store = store
         self._members = members
         self._queue_id = queue_id
         self._cause_id = cause_id
+        self.ends: tuple[TellEnd, ...] = ()
         self._round = 0
         self._queue: ChainDocument | None = None
         self._told: asyncio.Queue[tuple[int, Event | Exception]] = asyncio.Queue()
@@ -261,6 +279,8 @@ class _Run:
             _log.info("chain had changed", **keys)
             return ChainConflict()
         _log.info("chain written", **keys, version=version)
+        if self._queue is not None:
+            self.ends += background.ends_written(self._queue, effect.document, version, self._store.registry)
         self._queue = effect.document
         return ChainWritten(version)
 

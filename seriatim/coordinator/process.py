@@ -106,7 +106,7 @@ class CoordinatorProcess:
         self._session = ZooKeeperSession(settings.zookeeper, settings.session_timeout_ms / 1000)
         self._store = Store(self._session, settings.cluster)
         self._members = Members(self._store, settings.member_timeout_ms / 1000)
-        self._execution = Execution(self._store, self._members, settings.call_timeout_ms / 1000)
+        self._execution = Execution(self._store, self._members, settings.call_timeout_ms / 1000, self._is_elected)
         self._election = Election(
             self._session,
             self._store.paths.coordinator_election,

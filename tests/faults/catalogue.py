@@ -388,6 +388,14 @@ def _kinds_of_people_amid_failures() -> list[Kind]:
     ]
 
 
+def _kinds_unheard() -> list[Kind]:
+    """A switch of which a reader isn't told: its coordinator stands still, and its member hears nobody who knows."""
+    harms = Pause("coordinator"), Cut("master", "zookeepers"), Kill("slave")
+    return [
+        Kind("elected coordinator paused, master without ZooKeeper, slave killed", "two at once", harms, (2.5, 3.0))
+    ]
+
+
 KINDS: tuple[Kind, ...] = (
     *_kinds_of_processes(),
     *_kinds_of_network(),
@@ -396,6 +404,7 @@ KINDS: tuple[Kind, ...] = (
     *_kinds_of_disks(),
     *_kinds_of_people(),
     *_kinds_of_people_amid_failures(),
+    *_kinds_unheard(),
 )
 
 

@@ -98,7 +98,10 @@ def test_from_one_link_to_the_next_with_a_resend() -> None:
     assert trace(StartArrived(1, Index(0), {})) == []
     assert trace(batch(1, 0, [1, 2, 3])) == ["deliver link 1 0..3"]
     sealed = link(1, LinkState.SEALED, end=3)
-    assert trace(ViewChanged(chain(sealed, link(2, LinkState.OPENING, base=3), version=2))) == ["close 1"]
+    assert trace(ViewChanged(chain(sealed, link(2, LinkState.OPENING, base=3), version=2))) == [
+        "close 1",
+        "wake at 0.3",
+    ]
     assert trace.state.waiting_for == "link 2 to be opened"
     assert trace(ViewChanged(chain(sealed, link(2, LinkState.OPEN, base=3), version=3))) == [
         "open 2: link 2 at g1-b from 0"
@@ -147,7 +150,7 @@ def test_a_member_that_sends_all_ends_the_link() -> None:
     trace(ReadFrom(chain(link(1, LinkState.OPEN)), START))
     trace(StartArrived(1, Index(0), {}))
     trace(batch(1, 0, [1, 2, 3]))
-    assert trace(EndReached(1, Index(3))) == ["close 1"]  # the chain tells of it later
+    assert trace(EndReached(1, Index(3))) == ["close 1", "wake at 0.3"]  # the chain tells of it later
     assert (trace.state.is_at_end, trace.state.at, trace.state.end_offset) == (True, Place(Epoch(1), Index(3)), 3)
     assert trace.state.waiting_for == "the next link"
     followed = chain(link(1, LinkState.SEALED, end=3), link(2, LinkState.OPEN, base=3), version=2)
@@ -410,6 +413,22 @@ def test_an_end_that_nobody_tells_is_asked_for() -> None:
     assert looked_at_s(20, 39, is_sealed=True) == [20.375, 21.0, 22.25, 24.75, 29.625, 34.625]
     assert looked_at_s(39, 40, is_sealed=False) == [], "what was before counts no more"
     assert looked_at_s(40, 41, is_sealed=True) == [40.375]
+
+
+def test_what_follows_an_end_that_only_the_member_was_told_of_is_asked_for() -> None:
+    trace = Trace()
+    trace(ReadFrom(chain(link(1, LinkState.OPEN)), START), 10.0)
+    trace(StartArrived(1, Index(0), {}), 10.0)
+    trace(batch(1, 0, [1]), 10.0)
+    assert trace(EndReached(1, Index(1)), 11.0) == ["close 1", "wake at 11.3"]
+    assert trace(Tick(), 11.3) == ["look at the chain", "wake at 11.9"]
+    sealed = link(1, LinkState.SEALED, end=1)
+    assert trace(ViewChanged(chain(sealed, version=2)), 11.5) == [], "a link that nobody sends to may follow late"
+    opening = link(2, LinkState.OPENING, base=1)
+    assert trace(ViewChanged(chain(sealed, opening, version=3)), 20.0) == ["wake at 20.3"]
+    assert trace(Tick(), 20.3) == ["look at the chain", "wake at 20.9"]
+    opened = link(2, LinkState.OPEN, base=1)
+    assert trace(ViewChanged(chain(sealed, opened, version=4)), 20.4) == ["open 2: link 2 at g1-b from 0"]
 
 
 def test_no_end_is_asked_for_that_is_told_soon_enough() -> None:

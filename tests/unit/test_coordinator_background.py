@@ -198,6 +198,22 @@ def test_ends_are_told_until_each_incarnation_has_them():
     assert TellEnd not in kinds(planned(world, told=has_it))
 
 
+def test_ends_that_a_write_recorded_are_told_in_the_place_of_an_elected_coordinator_that_stands_still():
+    """A member that was cut off from ZooKeeper was told by nobody, and its readers waited (campaign)."""
+    world = sending_world()
+    before = world.document
+    close_call(world, 1).finish()
+    world.kill(("g1", "b"))
+    world.expire(("g1", "b"))
+
+    def told(before: ChainDocument) -> list[tuple[str, int]]:
+        ends = background.ends_written(before, world.document, world.version, world.registry())
+        return [(str(end.member), end.link.epoch) for end in ends]
+
+    assert told(before) == [("g1-a", 1)]
+    assert told(world.document) == [], "by an earlier write"
+
+
 def test_an_end_that_was_given_up_is_told_again():
     world = sending_world()
     close_call(world, 1).finish()

@@ -122,7 +122,7 @@ def coordinator(world: World, members: object = None) -> tuple[Execution, Store,
     store = Store(cast("ZooKeeperSession", node), "c")
     store.registry = world.registry()
     cast("Any", store).look_up_registry = lambda _: asyncio.sleep(0, store.registry)
-    return Execution(store, cast("Any", members), 600.0), store, node
+    return Execution(store, cast("Any", members), 600.0, lambda: True), store, node
 
 
 async def read(execution: Execution, world: World, number: int, node: str = "") -> Any:

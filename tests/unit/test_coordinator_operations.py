@@ -996,7 +996,7 @@ STALE = pb.StaleCursorsNote(cluster="c", queue_id=1, epoch=1, member="a", is_sta
 def served(document: ChainDocument) -> tuple[Listened, Changes, CoordinatorService]:
     """A service that knows this chain, what tells it of changes, and what it writes."""
     store, changes, nothing = Listened(document), Changes(), cast("Any", None)
-    execution = Execution(cast("Store", store), nothing, 1.0)
+    execution = Execution(cast("Store", store), nothing, 1.0, lambda: True)
     service = CoordinatorService(cast("Store", store), nothing, execution, nothing, cast("Any", changes))
     return store, changes, service
 

@@ -62,8 +62,8 @@ OWED_S = 10.0
 """So long a member may give nothing of what it says is committed: longer than any way there and back, for whoever is left so is asked in vain again."""
 SILENCE_S = 0.3
 """A member that isn't heard for so long is left for the other one; longer where the path is slow (`Patience`)."""
-UNTOLD_FIRST_S, UNTOLD_MAX_S = 0.3, 5.0
-"""So long after a member's word that the link is sealed its end should be known; twice as long each time that it was looked for in vain."""
+BEHIND_FIRST_S, BEHIND_MAX_S = 0.3, 5.0
+"""So long the chain may be shown as it was before a switch that began; twice as long each time that it was looked at in vain."""
 LATE_S = 0.1
 """A look later than this says that this process stood still, not that the member did."""
 
@@ -77,8 +77,7 @@ class Fetch:
 
     credit_bytes: what the member may still send; may fall below 0 by one batch. is_answered: it said something.
     owes_until_s: when it is left, because it says, having credit, that more is committed than it gave; None where it doesn't.
-    look_at_s: when the chain is looked at, because it says that the link is sealed, and no end was told; None where it doesn't.
-    looks: how often that was done.
+    is_sealed: it says that it takes no more records of the link, and was told no end.
     """
 
     fetch_id: int
@@ -87,8 +86,7 @@ class Fetch:
     credit_bytes: int
     is_answered: bool = False
     owes_until_s: float | None = None
-    look_at_s: float | None = None
-    looks: int = 0
+    is_sealed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +103,7 @@ class Reading:
     heard_at_s: when the fetch was opened, or its member said something last; is_excused: a late look was put down to
     this process since. patience: of the path that this reader stands behind; outlives what it reads.
     waiting_for: why nothing can be fetched now; empty while something is.
+    look_at_s: when the chain is looked at elsewhere, for it should show more than it does; None where it needn't. looks: how often it was.
     """
 
     limit_bytes: int
@@ -129,6 +128,8 @@ class Reading:
     is_excused: bool = False
     patience: Patience = field(default_factory=Patience)
     waiting_for: str = ""
+    look_at_s: float | None = None
+    looks: int = 0
 
     @property
     def room_bytes(self) -> int:
@@ -191,17 +192,18 @@ def decide(state: Reading, event: Event, now_s: float) -> Step:
                 return state, []
             state = _heard(state, state.fetch, now_s)
             if isinstance(event, Heard):
-                state, looks = _missed(state, event.is_sealed, now_s)
                 state, effects = _reminded(state, event.committed, now_s)
-                effects = looks + effects
                 if state.fetch is not None:
-                    return state, effects
+                    state = replace(state, fetch=replace(state.fetch, is_sealed=event.is_sealed))
+                    state, looks = _looked(state, now_s)
+                    return state, effects + looks
             else:
                 state, effects = _answered(state, event, now_s)
         case _:
             assert_never(event)
     state, more = _settled(state, now_s)
-    return state, effects + more
+    state, looks = _looked(state, now_s)
+    return state, effects + more + looks
 
 
 def next_look_s(state: Reading, now_s: float) -> float | None:
@@ -249,20 +251,6 @@ def _reminded(state: Reading, committed: Index, now_s: float) -> Step:
     if now_s < fetch.owes_until_s:
         return state, []
     return _failed(state, "it sends nothing of what it says is committed", now_s, order_close=True)
-
-
-def _missed(state: Reading, is_sealed: bool, now_s: float) -> Step:
-    """Whether a switch may have gone by unheard: who tells of the chain stands still, and the member has nobody to tell it the end."""
-    fetch, link = state.fetch, _current(state)
-    if fetch is None or link is None:
-        return state, []
-    if not is_sealed or link.end is not None:
-        return replace(state, fetch=replace(fetch, look_at_s=None, looks=0)), []
-    if fetch.look_at_s is not None and now_s < fetch.look_at_s:
-        return state, []
-    looks = 0 if fetch.look_at_s is None else fetch.looks + 1
-    look_at_s = now_s + backoff_s(UNTOLD_FIRST_S, UNTOLD_MAX_S, looks)
-    return replace(state, fetch=replace(fetch, look_at_s=look_at_s, looks=looks)), [LookAtChain()] if looks else []
 
 
 def _restarted(state: Reading, event: ReadFrom, now_s: float) -> Step:
@@ -572,6 +560,30 @@ def _watched(state: Reading, link: LinkView, now_s: float) -> Step:
     if state.heard_at_s > state.progress_at_s and fetch.owes_until_s is None:
         return _failed(state, "it sends nothing of a sealed link", now_s, order_close=True)
     return state, []  # what it owes may be on its way: a batch can take longer than that
+
+
+def _looked(state: Reading, now_s: float) -> Step:
+    """Where the chain should show more by now than it does, whoever tells of it may stand still: it is looked at elsewhere."""
+    if not _is_behind(state):
+        return (state, []) if state.look_at_s is None else (replace(state, look_at_s=None, looks=0), [])
+    effects: list[Effect] = []
+    if state.look_at_s is None:
+        state = replace(state, look_at_s=now_s + BEHIND_FIRST_S)
+    elif now_s >= state.look_at_s:
+        looks = state.looks + 1
+        state = replace(state, look_at_s=now_s + backoff_s(BEHIND_FIRST_S, BEHIND_MAX_S, looks), looks=looks)
+        effects.append(LookAtChain())
+    if state.fetch is None and state.look_at_s is not None:  # else its member's beats come often enough
+        effects.append(WakeAt(state.look_at_s))
+    return state, effects
+
+
+def _is_behind(state: Reading) -> bool:
+    """Whether the view is older than what a member says of the link, or shows it as being opened, which takes a moment."""
+    link, fetch = _current(state), state.fetch
+    if link is None or link.end is not None:
+        return False
+    return state.is_at_end or link.state is LinkState.OPENING or (fetch is not None and fetch.is_sealed)
 
 
 def _is_another_there(link: LinkView, fetch: Fetch) -> bool:

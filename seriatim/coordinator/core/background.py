@@ -298,12 +298,33 @@ def _untold(seen: SeenChain, view: View) -> Iterable[tuple[Link, MemberName, Inc
     """Sealed links, with each registered member that hasn't said that it has them."""
     document = seen.document
     for link in document.links:
-        if link.state is not LinkState.SEALED:
-            continue
-        for place in MEMBERS:
-            state = view.registry.group(link.group).members.get(place)
-            if state is not None and end_key(document, link, state.incarnation) not in view.told.ends:
-                yield link, MemberName(link.group, place), state.incarnation
+        if link.state is LinkState.SEALED:
+            for member, incarnation in _registered(link, view.registry):
+                if end_key(document, link, incarnation) not in view.told.ends:
+                    yield link, member, incarnation
+
+
+def _registered(link: Link, registry: Registry) -> Iterable[tuple[MemberName, Incarnation]]:
+    for place in MEMBERS:
+        state = registry.group(link.group).members.get(place)
+        if state is not None:
+            yield MemberName(link.group, place), state.incarnation
+
+
+def ends_written(
+    before: ChainDocument, document: ChainDocument, version: ChainVersion, registry: Registry
+) -> tuple[TellEnd, ...]:
+    """Who is to be told of the ends that a write recorded, in the place of an elected coordinator that stands still.
+
+    A member that is cut off from ZooKeeper hears of its link's end from nobody else, and its readers wait for that.
+    """
+    open_before = {link.epoch for link in before.links if link.state is not LinkState.SEALED}
+    return tuple(
+        TellEnd(document, version, link, member, incarnation)
+        for link in document.links
+        if link.state is LinkState.SEALED and link.epoch in open_before
+        for member, incarnation in _registered(link, registry)
+    )
 
 
 def _drops(document: ChainDocument, below: Epoch, view: View) -> Iterable[TellDrop]:
