@@ -53,14 +53,13 @@ class Elected:
     `resume_point` is None where nobody can tell, because an earlier link is lost. `held`: up to where the queue has records,
     at or above the resume point; what lies between may be on one disk only, and is sent again by whoever still has it. Who
     hasn't, because it was acknowledged, knows by `held` that none is missing. `given_up_from`: the first seq of a source that
-    an operator may have given up. `queue`: which one this is, as no other of any cluster.
+    an operator may have given up.
     """
 
     token: Token
     resume_point: Mapping[str, int] | None
     held: Mapping[str, int] = field(default_factory=dict)
     given_up_from: Mapping[str, int] = field(default_factory=dict)
-    queue: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,8 +378,7 @@ class SendingLoop:
             case events.TellElected(token, grant):
                 self._buffer.elect(token, grant.resume_point, grant.held)
                 _log.info("elected", queue=self._settings.queue, token=token)
-                queue = f"{self._cluster}/{self._queue_id}"
-                self._on_elected(Elected(token, grant.resume_point, grant.held, grant.given_up_from, queue))
+                self._on_elected(Elected(token, grant.resume_point, grant.held, grant.given_up_from))
             case events.TellDeposed():
                 _log.info("deposed", queue=self._settings.queue, reason=effect.reason)
                 self._on_deposed(effect.reason)

@@ -341,7 +341,7 @@ def test_seqs_of_the_users_go_on_from_the_resume_point(cluster: SmallCluster) ->
         with pytest.raises(errors.SeqNotRising):
             first.send(b"again", seq=9)
     with new(cluster) as second:
-        assert second.wait_until_elected(WAIT_S) == Elected(2, {"p": 9}, queue=f"test/{QUEUE_ID}")
+        assert second.wait_until_elected(WAIT_S) == Elected(2, {"p": 9})
         ends = [second.send(b"%d" % seq, seq=seq).result(WAIT_S) for seq in range(5, 15)]
     assert [end.epoch for end in ends] == [None] * 5 + [1] * 5
     assert [end.seq for end in ends] == list(range(5, 15))

@@ -188,7 +188,7 @@ def test_time_outs_of_a_database_end_no_snapshot(dsn: str, monkeypatch: pytest.M
 
 
 class Interrupted(Sender):
-    """Behind the first record of the snapshot these statements are run in the database."""
+    """Behind the first row of the snapshot these statements are run in the database."""
 
     def __init__(self, dsn: str, *statements: str) -> None:
         super().__init__(Queue())
@@ -197,7 +197,7 @@ class Interrupted(Sender):
 
     def send(self, value: bytes, key: bytes | None, seq: int, source: str) -> None:
         super().send(value, key, seq, source)
-        if self.sent == 1:
+        if self.sent == 2:
             sql(self.dsn, *self.statements)
 
 

@@ -16,7 +16,6 @@ import pytest
 
 from seriatim.producer.sources.postgres.core.identity import parse_lsn
 from seriatim.producer.sources.postgres.replication import Data, ReplicationConnection
-from tests.postgres.test_capture import is_free, wait_for
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(600)]
 TRACES = Path(__file__).parents[1] / "unit" / "test_pgoutput_traces"
@@ -45,9 +44,7 @@ def recorded(dsn: str, name: str, workload: list[str]) -> tuple[str, list[bytes]
                 else:
                     reached = max(reached, message.lsn)
             replication.send_status()
-    wait_for(lambda: is_free(dsn, f"trace_{name}"))
     with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute("SELECT pg_drop_replication_slot(%s)", (f"trace_{name}",))
         connection.execute("SELECT pg_replication_origin_drop(roname) FROM pg_replication_origin")
     return version.split()[0], messages
 

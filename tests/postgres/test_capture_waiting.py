@@ -6,7 +6,8 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
 from threading import Event, Thread
 from types import SimpleNamespace
 
@@ -18,12 +19,13 @@ from seriatim.producer.sources.postgres import attendant, catalog, replication
 from seriatim.producer.sources.postgres import capture as module
 from seriatim.producer.sources.postgres.capture import PostgresCapture
 from seriatim.producer.sources.postgres.core.resume import Kept
-from seriatim.producer.sources.postgres.errors import SourceLost, SourceSilent
+from seriatim.producer.sources.postgres.errors import CaptureRefused, SourceLost, SourceSilent
 from seriatim.producer.sources.postgres.replication import Data, Keepalive, ReplicationConnection
 from seriatim.protocol.errors import RecordTooLarge
 from tests.postgres.test_capture import (
     SLOT,
     Queue,
+    Run,
     Sender,
     is_free,
     last_commit_of,
@@ -147,13 +149,19 @@ def test_who_doesn_t_reach_the_database_for_long_lets_another_go_first(
         wait_for(lambda: last_commit_of(capture.queue, 7))
 
 
+def slots_of(dsn: str) -> list[str]:
+    """Names of this database's slots."""
+    found = one(dsn, "SELECT array_agg(slot_name::text) FROM pg_replication_slots WHERE database = current_database()")
+    return list(found or [])  # type: ignore[call-overload]
+
+
 def test_who_is_deposed_doesn_t_hold_the_slots_name_up(dsn: str) -> None:
     with psycopg.connect(dsn) as holding:
         holding.execute("INSERT INTO a VALUES (1, 1)")
         with told(dsn) as capture:
-            wait_for(lambda: one(dsn, "SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'cap' AND active"))
+            wait_for(lambda: slots_of(dsn))
             capture.sender.is_over = True
-            wait_for(lambda: one(dsn, "SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'cap'") == 0)
+            wait_for(lambda: not slots_of(dsn))
     assert not capture.reasons
 
 
@@ -323,6 +331,7 @@ def test_a_stop_doesn_t_wait_for_a_source_that_hangs_as_it_is_to_stream(
 
     monkeypatch.setattr(ReplicationConnection, "start", hang)
     again = Told(dsn)
+    again.queue.marks |= capture.queue.marks
     again.thread.start()
     wait_for(lambda: hung)
     again.capture.stop()
@@ -394,54 +403,108 @@ def test_a_record_that_no_queue_takes_is_told_so(dsn: str, monkeypatch: pytest.M
     assert "no queue has a higher one" in capture.reasons[0]
 
 
-class Named(Sender):
-    """Of a queue that knows which one it is."""
+class Looking(Sender):
+    """Counts the looks at where its queue stands."""
 
-    cluster = "production"
     looks = 0
 
     def kept(self) -> Kept:
         self.looks += 1
-        return Kept(dict(self.queue.marks), dict(self.queue.marks), {}, f"{self.cluster}/7")
+        return super().kept()
 
 
-class Staging(Named):
-    cluster = "staging"
-
-
-def test_the_slot_of_another_clusters_queue_of_the_same_name_is_left_alone_also_while_its_capture_restarts(
-    dsn: str,
+@pytest.mark.parametrize("is_away", [True, False])
+def test_the_slot_of_another_clusters_queue_of_the_same_name_is_left_alone_wherever_its_capture_is(
+    dsn: str, is_away: bool
 ) -> None:
     production = Queue()
-    with running(dsn, Named(production)) as run:
+    run = Run(dsn, Sender(production))
+    try:
         wait_for(lambda: streaming(production), run)
-        staging = Told(dsn, Staging)
-        staging.thread.start()
-        try:
-            wait_for(lambda: staging.reasons, run)
-            assert "slot cap is of another queue's capture" in staging.reasons[0]
+        if is_away:
+            run.end()
+            wait_for(lambda: is_free(dsn))
+        with told(dsn, Looking) as staging:
+            wait_for(lambda: staging.reasons)
+            assert (
+                "slot cap is of no snapshot that this queue has: another queue's capture made it" in staging.reasons[0]
+            )
             run.end()
             wait_for(lambda: is_free(dsn))
             looks = staging.sender.looks
             wait_for(lambda: staging.sender.looks > looks + 3)
             sql(dsn, "INSERT INTO a VALUES (1, 1)")
-            with running(dsn, Named(production)) as again:
+            with running(dsn, Sender(production)) as again:
                 wait_for(lambda: last_commit_of(production, 1), again)
             # It is told what to run, and goes on once that is done.
             wait_for(lambda: is_free(dsn))
             sql(dsn, "SELECT pg_drop_replication_slot('cap')")
             wait_for(lambda: streaming(staging.queue))
-        finally:
-            staging.capture.stop()
-            staging.thread.join(60)
+    finally:
+        run.end()
     assert len(staging.reasons) == 1
     assert len(production.marks) == 1
 
 
-def test_a_slot_that_this_queues_own_capture_made_before_its_first_record_is_taken_over(dsn: str) -> None:
-    queue = Queue()
-    first = Named(queue, 0)
+def test_a_capture_whose_queue_never_got_its_snapshots_beginning_leaves_no_slot(dsn: str) -> None:
+    first = Sender(Queue(), 0)
     with running(dsn, first) as run:
         wait_for(lambda: first.is_over, run)
-    with running(dsn, Named(queue)) as run:
-        wait_for(lambda: streaming(queue), run)
+        wait_for(lambda: not slots_of(dsn), run)
+
+
+class Unanswered(Sender):
+    """Its queue may have what was sent; nobody says so."""
+
+    is_answered = Event()
+
+    def acknowledged(self, source: str) -> int:
+        return super().acknowledged(source) if self.is_answered.is_set() else 0
+
+
+def test_a_slot_is_made_once_the_queue_is_known_to_have_its_snapshots_beginning(dsn: str) -> None:
+    with told(dsn, Unanswered) as capture:
+        wait_for(lambda: capture.queue.records)
+        (temporary,) = slots_of(dsn)
+        assert temporary.startswith("seriatim_snapshot_")
+        sql(dsn, "INSERT INTO a VALUES (1, 1)")
+        assert [change.op for change in capture.queue.changes()] == ["snapshot_begin"]
+        Unanswered.is_answered.set()
+        wait_for(lambda: last_commit_of(capture.queue, 1))
+        assert slots_of(dsn) == [SLOT]
+    assert replayed(capture.queue) == table_rows(dsn, "a")
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+def test_of_two_captures_that_would_make_one_slot_one_waits_before_its_queue_has_anything(
+    dsn: str, is_made: bool
+) -> None:
+    make = "SELECT pg_create_logical_replication_slot('cap', 'pgoutput')"
+    with closing(catalog.connect(dsn)) as connection, ExitStack() as stack:
+        stack.enter_context(catalog.making_slot(connection, SLOT))
+        with told(dsn) as capture:
+            wait_for(lambda: capture.reasons)
+            assert capture.reasons == ["another capture takes a snapshot for slot cap"]
+            if is_made:
+                connection.execute(make.encode())
+            stack.close()
+            if is_made:
+                wait_for(lambda: len(capture.reasons) == 2)
+                assert "another queue's capture made it" in capture.reasons[1]
+                assert not capture.queue.records
+            else:
+                wait_for(lambda: streaming(capture.queue))
+
+
+def test_a_server_without_room_for_a_snapshots_slots_is_refused_before_the_queue_has_anything(tmp_path: Path) -> None:
+    """A replay that met the beginning would empty its tables, for a snapshot that never comes."""
+    settings = {"fsync": "off", "max_replication_slots": "1"}
+    with EmbeddedPostgres(tmp_path, settings=settings) as server:
+        sql(server.dsn(), "CREATE TABLE a (id int PRIMARY KEY)")
+        queue = Queue()
+        with running(server.dsn(), Sender(queue)) as run:
+            wait_for(lambda: run.error is not None)
+        assert isinstance(run.error, CaptureRefused)
+        assert "needs 2 replication slots" in str(run.error)
+        assert not queue.records
+        assert not slots_of(server.dsn())

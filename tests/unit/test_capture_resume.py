@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from seriatim.producer.sources.postgres.core.identity import Server, Source, base_seq, parse_source, source_name
-from seriatim.producer.sources.postgres.core.naming import CAPTURE, NAME_BYTES, application_name, default_slot
+from seriatim.producer.sources.postgres.core.naming import NAME_BYTES, default_slot
 from seriatim.producer.sources.postgres.core.resume import GiveUpSlot, Kept, Slot, Stream, TakeSnapshot, plan
 from seriatim.producer.sources.postgres.errors import CaptureGap, CaptureRefused, SlotBusy, SlotForeign
 
@@ -28,7 +28,7 @@ def planned(
         **other,
     }
     server = Server(settings.pop("system_id", "77"), settings.pop("timeline", 3), "db")
-    kept = Kept(marks, marks if held is None else held, settings.pop("given_up_from", {}), settings.pop("queue", ""))
+    kept = Kept(marks, marks if held is None else held, settings.pop("given_up_from", {}))
     return plan(server=server, slot=slot, kept=kept, **settings)
 
 
@@ -44,10 +44,6 @@ def test_nothing_anywhere_starts_with_a_snapshot() -> None:
     assert planned(None, {"pg/77.3/other/100000": WHOLE, "an application": 5, "pg/77/cap/no": 5}) == TakeSnapshot(
         drops_slot=False
     )
-
-
-def test_a_slot_of_which_the_queue_has_no_record_is_made_again() -> None:
-    assert planned(FREE, {}) == TakeSnapshot(drops_slot=True)
 
 
 def test_an_unfinished_snapshot_is_taken_again_with_a_new_slot() -> None:
@@ -70,32 +66,25 @@ def test_the_slot_made_last_counts() -> None:
     assert planned(slot, {SOURCE: WHOLE + 9, later: 4}) == TakeSnapshot(drops_slot=True)
 
 
-def test_a_busy_slot_is_waited_for_whatever_the_queue_holds() -> None:
-    for marks in ({}, {SOURCE: WHOLE}):
-        with pytest.raises(SlotBusy):
-            planned(replace(FREE, is_active=True), marks)
+@pytest.mark.parametrize("mark", [1, WHOLE - 1, WHOLE])
+def test_a_busy_slot_is_waited_for_however_much_the_queue_has_of_its_snapshot(mark: int) -> None:
+    with pytest.raises(SlotBusy):
+        planned(replace(FREE, is_active=True), {SOURCE: mark})
 
 
-@pytest.mark.parametrize("user", [application_name("b/7"), "pg_recvlogical"])
-def test_a_slot_that_another_queues_capture_uses_is_never_dropped(user: str) -> None:
-    """Two clusters may have a queue of one name: the other one's capture that restarts would come back to a gap."""
-    used = replace(FREE, is_active=True, user=user)
+@pytest.mark.parametrize("is_active", [True, False])
+def test_a_slot_of_which_the_queue_has_nothing_is_another_queues_and_never_dropped(is_active: bool) -> None:
+    """Two clusters may have a queue of one name, and one capture may be away when the other looks: it would come back to a gap."""
     with pytest.raises(SlotForeign, match="pg_drop_replication_slot"):
-        planned(used, {}, queue="a/7")
-    with pytest.raises(SlotForeign):
-        planned(FREE, {}, queue="a/7", was_foreign=True)
-    assert planned(None, {}, queue="a/7") == TakeSnapshot(drops_slot=False)
-    # Of what this queue has, it is the slot, whoever reads along.
-    with pytest.raises(SlotBusy):
-        planned(used, {SOURCE: WHOLE}, queue="a/7")
+        planned(replace(FREE, is_active=is_active), {})
 
 
-@pytest.mark.parametrize("user", [application_name("a/7"), CAPTURE, ""])
-def test_a_slot_that_this_queues_own_capture_still_holds_is_waited_for(user: str) -> None:
-    """It was elected before, and made the slot; its first record isn't in the queue yet."""
-    with pytest.raises(SlotBusy):
-        planned(replace(FREE, is_active=True, user=user), {}, queue="a/7")
-    assert planned(FREE, {}, queue="a/7") == TakeSnapshot(drops_slot=True)
+@pytest.mark.parametrize("is_active", [True, False])
+def test_a_slot_made_behind_an_unfinished_snapshot_is_another_queues_and_never_dropped(is_active: bool) -> None:
+    """This one's capture died before it had made its slot, or that was dropped; the other one's came meanwhile."""
+    for mark in (1, WHOLE - 1):
+        with pytest.raises(SlotForeign):
+            planned(replace(FREE, is_active=is_active, confirmed_lsn=START + 8), {SOURCE: mark})
 
 
 @pytest.mark.parametrize("slot", [replace(FREE, plugin="test_decoding"), replace(FREE, db="elsewhere"), replace(FREE, plugin=None, db=None, confirmed_lsn=None)])  # fmt: skip
@@ -156,18 +145,20 @@ def test_a_snapshot_that_only_the_chain_holds_counts_where_it_was_acknowledged()
     assert planned(FREE, {}, held) == TakeSnapshot(drops_slot=True)
     assert planned(ACKNOWLEDGED, {SOURCE: 5}, held) == Stream(SOURCE, 5, LATE)
     assert planned(ACKNOWLEDGED, {}, held) == Stream(SOURCE, 0, LATE)
-    # Nor does what was acknowledged of a snapshot whose end was given up since.
-    assert planned(ACKNOWLEDGED, {SOURCE: 5}, {SOURCE: WHOLE - 1}) == TakeSnapshot(drops_slot=True)
+    # What was acknowledged of a snapshot whose end was given up since looks like another queue's.
+    with pytest.raises(SlotForeign):
+        planned(ACKNOWLEDGED, {SOURCE: 5}, {SOURCE: WHOLE - 1})
     # A newer slot's, of which the resume point says nothing, is not mistaken for a gap of the older one.
     newer = source_name("77", 3, "cap", LATE)
     assert planned(ACKNOWLEDGED, {SOURCE: WHOLE}, {SOURCE: WHOLE, newer: 7}) == TakeSnapshot(drops_slot=True)
 
 
 def test_a_slot_made_again_for_a_snapshot_of_which_nothing_was_sent_acknowledges_no_earlier_one() -> None:
-    """One disk had the whole snapshot, so it was taken again; whoever did died between the slot and the first record."""
+    """One disk had the whole snapshot; it was to be taken again, and another queue's capture came first."""
     held = {SOURCE: WHOLE}
-    assert planned(ACKNOWLEDGED, {SOURCE: 5}, held) == TakeSnapshot(drops_slot=True)
-    assert planned(ACKNOWLEDGED, {}, held) == TakeSnapshot(drops_slot=True)
+    for known in ({SOURCE: 5}, {}):
+        with pytest.raises(SlotForeign):
+            planned(ACKNOWLEDGED, known, held)
     # A stream that began behind it was acknowledged as far as the chain holds it.
     assert planned(ACKNOWLEDGED, {SOURCE: 5}, {SOURCE: base_seq(LATE)}) == Stream(SOURCE, 5, LATE)
     # Known to be on two disks, it counts, and the slot lets changes go that the queue lacks.

@@ -20,7 +20,7 @@ from seriatim.producer.sources.postgres import catalog
 from seriatim.producer.sources.postgres.attendant import Attendant
 from seriatim.producer.sources.postgres.core.assembler import Assembler, Outgoing
 from seriatim.producer.sources.postgres.core.identity import Server, base_seq, format_lsn, source_name
-from seriatim.producer.sources.postgres.core.naming import application_name, check_slot
+from seriatim.producer.sources.postgres.core.naming import check_slot, snapshot_slot
 from seriatim.producer.sources.postgres.core.resume import GiveUpSlot, Stream, TakeSnapshot, gap, plan
 from seriatim.producer.sources.postgres.core.snapshot import SnapshotWriter
 from seriatim.producer.sources.postgres.errors import (
@@ -47,6 +47,7 @@ from seriatim.protocol.postgres import in_a_line
 
 _log = log.logger("capture")
 _POLL_S: Final = 0.1
+_ACKNOWLEDGED_POLL_S: Final = 0.01
 _TELL_EVERY_S: Final = 1.0
 _PATIENCE_S: Final = 30.0
 """Who is elected and can't connect to the database for so long lets another instance go first: it may be its own path that is cut."""
@@ -111,7 +112,6 @@ class PostgresCapture:
         self._unread = ""  # what the server could not read at the last try
         self._unread_tries = 0
         self._silence_s = SILENCE_S
-        self._was_foreign = False  # another queue's capture was seen to use the slot that is there
         self._stopped = Flag()
         self._timeline: tuple[str, int] | None = None
         self._connected_at_s = 0.0
@@ -150,7 +150,6 @@ class PostgresCapture:
             except ResumePointUnknown:  # the sender tells
                 self._stopped.wait(self._retry_s)
             except (SlotBusy, SlotForeign, SourceLost, SourceTablesChanged, psycopg.OperationalError) as error:
-                self._was_foreign = self._was_foreign or isinstance(error, SlotForeign)
                 self._judge(error)
                 self._wait_for(in_a_line(error))
                 self._stopped.wait(self._retry_s)
@@ -242,16 +241,12 @@ class PostgresCapture:
         server = replication.identify()
         self._check_timeline(server)
         kept = self._sender.kept()
-        replication.name(application_name(kept.queue))
-        slot = catalog.find_slot(connection, self._slot)
-        self._was_foreign = self._was_foreign and slot is not None
         step = plan(
             server=server,
             slot_name=self._slot,
-            slot=slot,
+            slot=catalog.find_slot(connection, self._slot),
             kept=kept,
             log_end=catalog.log_end(connection),
-            was_foreign=self._was_foreign,
         )
         if isinstance(step, GiveUpSlot):
             self._give_up_slot(replication, step)
@@ -315,23 +310,34 @@ class PostgresCapture:
         if step.drops_slot:
             _log.warning("capture drops its slot", slot=self._slot, reason="its snapshot was never finished")
             replication.drop_slot(self._slot)
-        consistent_point, name = replication.create_slot(self._slot)
-        source = source_name(server.system_id, server.timeline, self._slot, consistent_point)
-        _log.info("capture snapshot", slot=self._slot, at=format_lsn(consistent_point), source=source)
         with closing(catalog.connect(self._dsn)) as reader:
             attendant.attend(reader)
-            ts_ms = catalog.start_snapshot(reader, name)
-            tables = catalog.published_tables(reader, self._publication)
-            catalog.hold_tables(reader, tables)
-            catalog.check_not_altered(reader, connection, self._publication)
+            with catalog.making_slot(connection, self._slot):
+                temporary = snapshot_slot(replication.session.info.backend_pid)
+                consistent_point, name = replication.create_slot(temporary)
+                source = source_name(server.system_id, server.timeline, self._slot, consistent_point)
+                _log.info("capture snapshot", slot=self._slot, at=format_lsn(consistent_point), source=source)
+                ts_ms = catalog.start_snapshot(reader, name)
+                tables = catalog.published_tables(reader, self._publication)
+                catalog.hold_tables(reader, tables)
+                catalog.check_not_altered(reader, connection, self._publication)
+                writer = SnapshotWriter(db=server.db, slot=self._slot, consistent_point=consistent_point, ts_ms=ts_ms)
+                begin = writer.begin([table.relation for table in tables])
+                self._send(begin, source)
+                self._wait_for_acknowledgement(source, begin.seq)
+                catalog.keep_slot(connection, temporary, self._slot)
             # Not before the snapshot was taken, which ends with the next command. What comes waits until it is read.
+            replication.drop_slot(temporary)
             self._start(reader, replication, consistent_point)
-            writer = SnapshotWriter(db=server.db, slot=self._slot, consistent_point=consistent_point, ts_ms=ts_ms)
-            self._send(writer.begin([table.relation for table in tables]), source)
             for table in tables:
                 self._send_table(reader, writer, table, source)
             self._send(writer.end(), source)
         return Stream(source, base_seq(consistent_point), consistent_point)
+
+    def _wait_for_acknowledgement(self, source: str, seq: int) -> None:
+        while self._sender.acknowledged(source) < seq:
+            self._watch()
+            self._stopped.wait(_ACKNOWLEDGED_POLL_S)
 
     def _send_table(
         self, reader: Connection, writer: SnapshotWriter, table: catalog.CapturedTable, source: str

@@ -17,6 +17,7 @@ from seriatim.producer.sources.postgres.errors import (
     CaptureRefused,
     KeylessTable,
     RowsHidden,
+    SlotBusy,
     SourceLost,
     SourceTablesChanged,
 )
@@ -24,6 +25,7 @@ from seriatim.producer.sources.postgres.replication import Connection, conninfo,
 from seriatim.protocol.postgres import HOLDER, PLAIN_NAMES, in_a_line, told_holder
 
 OLDEST_VERSION = 150000
+_SLOTS_OF_A_SNAPSHOT = 2
 ONLY = "ONLY "
 _UNREADABLE = (psycopg.errors.IoError, psycopg.errors.UndefinedFile, psycopg.errors.ProgramLimitExceeded)
 """A table's file is damaged, or gone, or a row is larger than what a server can write (1 GiB): a snapshot that began again would end there again,
@@ -49,8 +51,7 @@ SELECT c.oid, n.nspname, c.relname, c.relreplident, c.relkind, p.rowfilter, grea
  WHERE p.pubname = %s ORDER BY n.nspname, c.relname"""  # noqa: S608 - a constant
 
 _SLOT = """
-SELECT plugin, database, active, confirmed_flush_lsn::text, wal_status, to_jsonb(s) ->> 'invalidation_reason',
-       coalesce((SELECT application_name FROM pg_stat_activity WHERE pid = s.active_pid), '')
+SELECT plugin, database, active, confirmed_flush_lsn::text, wal_status, to_jsonb(s) ->> 'invalidation_reason'
   FROM pg_replication_slots s WHERE slot_name = %s"""
 
 _IS_PUBLISHED = """
@@ -474,8 +475,56 @@ def find_slot(connection: Connection, slot: str) -> Slot | None:
     row = connection.execute(_SLOT, (slot,)).fetchone()
     if row is None:
         return None
-    plugin, db, is_active, confirmed, wal_status, invalidation, user = row
-    return Slot(plugin, db, is_active, parse_lsn(confirmed) if confirmed else None, wal_status, invalidation, user)
+    plugin, db, is_active, confirmed, wal_status, invalidation = row
+    return Slot(plugin, db, is_active, parse_lsn(confirmed) if confirmed else None, wal_status, invalidation)
+
+
+@contextmanager
+def making_slot(connection: Connection, slot: str) -> Iterator[None]:
+    """One at a time makes a slot of this name: from the look that none is there on, until it is. The connection is in a transaction meanwhile.
+
+    Raises:
+        SlotBusy: another capture is about to, or has made it.
+        CaptureRefused: the server has no place for the slot and the temporary one that it is made of.
+    """
+    with connection.transaction():
+        connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")  # it goes on to see the present
+        if not _one(connection, "SELECT pg_try_advisory_xact_lock(hashtextextended('seriatim ' || %s, 0))", slot):
+            raise SlotBusy(f"another capture takes a snapshot for slot {slot}", slot=slot)
+        if find_slot(connection, slot) is not None:
+            raise SlotBusy(f"slot {slot} was made by somebody else just now", slot=slot)
+        _check_room(connection)
+        yield
+
+
+def _check_room(connection: Connection) -> None:
+    row = connection.execute(
+        "SELECT count(*), current_setting('max_replication_slots')::int FROM pg_replication_slots"
+    ).fetchone()
+    used, most = row or (0, 0)
+    if used + _SLOTS_OF_A_SNAPSHOT > most:
+        raise CaptureRefused(
+            f"a snapshot needs {_SLOTS_OF_A_SNAPSHOT} replication slots, one of them until it has begun, and {used} of the {most} of the source database "
+            "are in use: drop one, or raise max_replication_slots"
+        )
+
+
+def keep_slot(connection: Connection, temporary: str, slot: str) -> None:
+    """Make the slot of this name, at the point of the temporary one of a session that is there.
+
+    Raises:
+        SlotBusy: there is one of this name.
+        SourceLost: the temporary one is gone, with its session.
+        CaptureRefused: the server has no place for one more.
+    """
+    try:
+        connection.execute("SELECT pg_copy_logical_replication_slot(%s, %s, false)", (temporary, slot))
+    except psycopg.errors.DuplicateObject as error:
+        raise SlotBusy(f"slot {slot} was made by somebody else just now", slot=slot) from error
+    except psycopg.errors.UndefinedObject as error:
+        raise SourceLost(f"the source database ended the connection that made the slot: {in_a_line(error)}") from error
+    except psycopg.errors.ConfigurationLimitExceeded as error:
+        raise CaptureRefused(f"slot {slot} can't be made: {in_a_line(error)}") from error
 
 
 def holder(connection: Connection, pids: Sequence[int]) -> str | None:

@@ -112,14 +112,14 @@ class SlotBusy(WorldError):
 
 
 class SlotForeign(WorldError):
-    """Another queue's capture streams from the slot, or did just now: it is left alone. `details`: slot."""
+    """The slot is another queue's: it is left alone, also where nobody streams from it just now. `details`: slot."""
 
     code = "slot-foreign"
 
     def __init__(self, slot: str) -> None:
         super().__init__(
-            f"slot {slot} is of another queue's capture, which streams from it, or did: capture with another --slot; "
-            f"or, if that one won't come back, run: SELECT pg_drop_replication_slot('{slot}')",
+            f"slot {slot} is of no snapshot that this queue has: another queue's capture made it, of another cluster, or of a queue that is gone; "
+            f"capture with another --slot, or, if no capture comes back to it, run: SELECT pg_drop_replication_slot('{slot}')",
             slot=slot,
         )
 

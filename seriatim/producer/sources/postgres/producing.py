@@ -130,7 +130,7 @@ class CaptureSender:
             elected = self._present()
             self._take_acknowledged(_POLL_S)
         point = merged(elected.resume_point or {}, self._acknowledged)
-        return Kept(point, merged(elected.held, point), elected.given_up_from, elected.queue)
+        return Kept(point, merged(elected.held, point), elected.given_up_from)
 
     def send(self, value: bytes, key: bytes | None, seq: int, source: str) -> None:
         """See OrderedSender."""

@@ -158,16 +158,13 @@ class ReplicationConnection:
         row = self._query(b"IDENTIFY_SYSTEM")
         return Server(row[0], int(row[1]), row[3])
 
-    def name(self, application_name: str) -> None:
-        """What others see who looks who streams."""
-        self._query(f"SET application_name = {quote_name(application_name)}".encode())
-
     def create_slot(self, slot: str) -> tuple[int, str]:
-        """Make the slot; its consistent point, and the name of the snapshot exported there.
+        """Make a slot that goes with this connection; its consistent point, and the name of the snapshot exported there.
 
         The snapshot can be taken up until the next command on this connection.
         """
-        row = self._query(f"CREATE_REPLICATION_SLOT {quote_name(slot)} LOGICAL pgoutput (SNAPSHOT 'export')".encode())
+        command = f"CREATE_REPLICATION_SLOT {quote_name(slot)} TEMPORARY LOGICAL pgoutput (SNAPSHOT 'export')"
+        row = self._query(command.encode())
         return parse_lsn(row[1]), row[2]
 
     def drop_slot(self, slot: str) -> None:

@@ -12,7 +12,7 @@ from typing import Final
 from seriatim.protocol.errors import InvalidArgument
 
 CAPTURE: Final = "seriatim-capture"
-"""What a connection of a capture calls itself; one that streams, with which queue it is for."""
+"""What a connection of a capture calls itself."""
 NAME_BYTES: Final = 63
 """Longest name of a slot or publication (NAMEDATALEN - 1)."""
 _PREFIX: Final = "seriatim_"
@@ -33,9 +33,9 @@ def default_slot(queue: str) -> str:
     return f"{(_PREFIX + plain)[: NAME_BYTES - _DIGEST_CHARACTERS - 1]}_{digest}"
 
 
-def application_name(queue: str) -> str:
-    """What the connection that streams for this queue calls itself: in `pg_stat_activity`, by which others tell whose the slot is."""
-    return f"{CAPTURE} {sha256(queue.encode()).hexdigest()[:16]}" if queue else CAPTURE
+def snapshot_slot(pid: int) -> str:
+    """The temporary slot at whose point a snapshot is taken, of the server process that has it."""
+    return f"{_PREFIX}snapshot_{pid}"
 
 
 def check_slot(name: str) -> None:

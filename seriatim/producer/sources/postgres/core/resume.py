@@ -9,6 +9,11 @@ the queue holds nothing shows that any more, so the slot, which is set back too,
 Rule: what the log still has is sent again from the resume point on (H2), and what it has let go the chain has to hold. A slot
 that is confirmed beyond what the chain holds, or beyond what an operator gave up of it, proves a gap. A slot behind which a capture
 with another one began a snapshot is over: whoever applies the queue has emptied the tables there.
+
+Whose a slot is: the queues of two clusters may have one name, and so one slot, and which one made it PostgreSQL doesn't tell. So a slot is made
+for good only once the queue has the beginning of its snapshot, and by one capture at a time: a slot that a queue knows nothing of is another
+one's. So is one beside an unfinished snapshot that isn't confirmed to that one's point, where nothing moves it before the snapshot is whole:
+it was made since, and later slots have later points.
 """
 
 from __future__ import annotations
@@ -27,7 +32,6 @@ from seriatim.producer.sources.postgres.core.identity import (
     latest_source,
     parse_source,
 )
-from seriatim.producer.sources.postgres.core.naming import CAPTURE, application_name
 from seriatim.producer.sources.postgres.errors import CaptureGap, CaptureRefused, SlotBusy, SlotForeign
 
 
@@ -39,13 +43,11 @@ class Kept:
         resume_point: highest seq up to which the queue is known to hold all on two disks: what lies above is sent again.
         held: highest seq that the queue holds, be it on one disk. Invariant: at or above the resume point.
         given_up_from: first seq that may have been in what an operator gave up; sources of which nothing was are left out.
-        queue: which queue it is, as no other of any cluster; empty where that isn't known.
     """
 
     resume_point: Mapping[str, int]
     held: Mapping[str, int]
     given_up_from: Mapping[str, int] = field(default_factory=dict)
-    queue: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,6 @@ class Slot:
         confirmed_lsn: position confirmed; None for a physical slot.
         wal_status: reserved, extended, unreserved or lost.
         invalidation: why it can't be used any more; None if it can.
-        user: application name of who streams from it; empty for nobody.
     """
 
     plugin: str | None
@@ -68,12 +69,11 @@ class Slot:
     confirmed_lsn: int | None
     wal_status: str | None
     invalidation: str | None
-    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class TakeSnapshot:
-    """Make the slot, after dropping the old one if `drops_slot`, and send a snapshot from its start."""
+    """Send a snapshot, and make the slot at its point, after dropping the old one if `drops_slot`."""
 
     drops_slot: bool
 
@@ -108,37 +108,30 @@ def plan(
     slot: Slot | None,
     kept: Kept,
     log_end: int,
-    was_foreign: bool = False,
 ) -> Plan:
     """Decide how a term starts.
 
     The chain tells how far the queue is, the slot how far the log was confirmed. Only what both agree to is gone on with;
     a snapshot that isn't known to be kept whole is taken again, with a new slot, and therefore under a new source.
 
-    `was_foreign`: another queue's capture was seen to stream from this slot. The queues of two clusters may have one name, and so one slot: that
-    one may be away for a moment only, and a slot dropped meanwhile would be its gap.
-
     Raises:
-        SlotForeign: as that, and this queue has nothing of the slot.
+        SlotForeign: the slot is another queue's.
         SlotBusy: another process streams from the slot.
         CaptureRefused: the slot's name is taken by something that isn't a slot of this capture.
         CaptureGap: the slot can't give all that follows on the marks.
     """
     found = latest_source(kept.held, server.system_id, slot_name)
-    if slot is not None:
-        _refuse_used(slot_name, slot, is_foreign=found is None and (was_foreign or _is_foreign(slot, kept)))
-    if slot is not None and (slot.plugin != "pgoutput" or slot.db != server.db):
-        raise CaptureRefused(
-            f"slot {slot_name} exists and is no pgoutput slot of database {server.db}; choose another slot name",
-            slot=slot_name,
-        )
     if found is None:
         _refuse_moved(kept.held, server.system_id, slot_name)
-        return TakeSnapshot(drops_slot=slot is not None)
+        _refuse_slot(slot_name, slot, server.db, is_own=False)
+        return TakeSnapshot(drops_slot=False)
     latest, held = found
     source = latest.name
     mark = kept.resume_point.get(source, 0)
-    if not _is_snapshot_kept(latest.consistent_point, mark, held, slot):
+    is_kept = _is_snapshot_kept(latest.consistent_point, mark, held, slot)
+    is_at_its_point = slot is not None and slot.confirmed_lsn == latest.consistent_point
+    _refuse_slot(slot_name, slot, server.db, is_own=is_kept or is_at_its_point)
+    if not is_kept:
         return TakeSnapshot(drops_slot=slot is not None)
     if latest.timeline not in {None, server.timeline}:
         raise gap(
@@ -170,16 +163,19 @@ def plan(
     return Stream(source, mark, slot.confirmed_lsn)
 
 
-def _refuse_used(slot_name: str, slot: Slot, *, is_foreign: bool) -> None:
-    if is_foreign:
+def _refuse_slot(slot_name: str, slot: Slot | None, db: str, *, is_own: bool) -> None:
+    """One that isn't this capture's to use, or to drop."""
+    if slot is None:
+        return
+    if slot.plugin != "pgoutput" or slot.db != db:
+        raise CaptureRefused(
+            f"slot {slot_name} exists and is no pgoutput slot of database {db}; choose another slot name",
+            slot=slot_name,
+        )
+    if not is_own:
         raise SlotForeign(slot_name)
     if slot.is_active:
         raise SlotBusy(f"another process streams from slot {slot_name}", slot=slot_name)
-
-
-def _is_foreign(slot: Slot, kept: Kept) -> bool:
-    """One of this queue's own, elected before, may be there for a moment, and be of a version that told no queue."""
-    return bool(kept.queue and slot.user) and slot.user not in {CAPTURE, application_name(kept.queue)}
 
 
 def _is_snapshot_kept(consistent_point: int, mark: int, held: int, slot: Slot | None) -> bool:
