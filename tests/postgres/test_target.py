@@ -1058,6 +1058,55 @@ def test_a_row_that_comes_takes_no_other_ones_place_whose_key_is_the_same_to_the
     assert fetch(dsn, found) == [(other, count)]
 
 
+OF_ANOTHER_TYPE = [
+    # type at the target, and two keys of the source, whose column has another one, that are the same to it
+    ("integer", "1", "01"),
+    ("boolean", "t", "true"),
+    ("uuid", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11", "A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11"),
+    ("date", "2024-01-02", "20240102"),
+    ("timestamp without time zone", "2024-01-02 00:00:00", "2024-01-02"),
+    ("numeric", "1", "1.0"),
+    ("numeric(9,2)", "1.00", "1.0"),
+    ("character(3)", "a", "a "),
+    ("bytea", "\\x00", "\\000"),
+]
+
+
+@pytest.mark.parametrize("count", [1, BULK_FROM * 2])
+@pytest.mark.parametrize(("kind", "held", "other"), OF_ANOTHER_TYPE)
+def test_a_row_whose_key_is_of_another_type_at_the_source_takes_no_other_ones_place(
+    target, dsn, kind, held, other, count
+) -> None:
+    with psycopg.connect(dsn) as connection:
+        connection.execute(f"CREATE TABLE strict (id {kind}, place int, n int, PRIMARY KEY (id, place))")
+
+    def apply(start: int, *steps: tuple) -> int:
+        return applied(target, start, *steps, table="strict", key=("id", "place"))
+
+    def rows(key: str, n: int) -> list[dict]:
+        return [{"id": key, "place": place, "n": n} for place in range(count)]
+
+    first, second = rows(held, 1), rows(other, 2)
+    # Both in one micro-batch, in any order.
+    for one, two in ((first, second), (second, first)):
+        with pytest.raises(ApplyFailed, match="duplicate key value"):
+            apply(0, *(("c", None, row) for row in (*one, *two)))
+    end = apply(0, *(("c", None, row) for row in first))
+    with pytest.raises(ApplyFailed, match="duplicate key value") as refused:
+        apply(end, *(("c", None, row) for row in second))
+    assert refused.value.details["offset"] == end + 1
+    with pytest.raises(ApplyFailed, match="duplicate key value"):
+        apply(end, *(step for row in second for step in (("c", None, row), ("u", None, {**row, "n": 3}))))
+    # One that came and went is none of the target's.
+    end = apply(end, *(step for row in second for step in (("c", None, row), ("d", row, None))))
+    assert fetch(dsn, "SELECT n, count(*) FROM strict GROUP BY 1") == [(1, count)]
+    # Where the other one has gone, and where one is the other one.
+    end = apply(end, *(("d", row, None) for row in first), *(("c", None, row) for row in second))
+    end = apply(end, *(("u", row, {**row, "id": held}) for row in second))
+    end = apply(end, *(step for row in first for step in (("d", row, None), ("c", None, {**row, "n": 4}))))
+    assert fetch(dsn, "SELECT n, count(*) FROM strict GROUP BY 1") == [(4, count)]
+
+
 def test_a_collation_that_takes_different_texts_for_equal_is_seen(target, dsn) -> None:
     """Here by PostgreSQL's word alone: without ICU it makes none."""
     with psycopg.connect(dsn) as connection:

@@ -9,7 +9,8 @@ was not sent and isn't known from an earlier change; and where one key may be wr
 be the one of an earlier change, or of the target, under another name: a row that is put in may be in the place of none that is written otherwise.
 
 A row that the changes themselves brought, of a source that names no key, is inserted: were there another one of its key in the target, which the
-source doesn't rule out, that one would be overwritten; and one that they took away again is none of the target's rows.
+source doesn't rule out, that one would be overwritten; and one that they took away again is none of the target's rows. So is one whose key is
+spelled as the target's type spells none: the source's column has another type, and may have another row that the target has under this key.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import NamedTuple, TypeAlias
 from seriatim.consumer.spark.apply.errors import BrokenStream
 from seriatim.consumer.spark.apply.plan import Rows, TableChanges, Values
 from seriatim.consumer.spark.apply.shape import TableShape
-from seriatim.consumer.spark.apply.spelling import spelled
+from seriatim.consumer.spark.apply.spelling import comes_otherwise, spelled
 from seriatim.protocol.change import Change, Row, Value
 
 Entry: TypeAlias = tuple[int, Change]
@@ -53,8 +54,9 @@ def collapse(shape: TableShape, entries: Sequence[Entry]) -> tuple[TableChanges,
     key = shape.key_for(first)
     if not key:
         return _only_inserts(shape, entries)
-    types = [shape.columns[name] for name in key]
-    states = _States(projection(key), spelled(types), shape.other_unique(frozenset(key)), finds_rows=bool(named))
+    types = tuple([shape.columns[name] for name in key])
+    others = shape.other_unique(frozenset(key))
+    states = _States(projection(key), spelled(types), comes_otherwise(types), others, finds_rows=bool(named))
     offset = entries[0][0]
     try:
         for offset, change in entries:
@@ -72,11 +74,13 @@ class _States:
     """The last state of each key that changes were about, in the order of these changes.
 
     values_of: the key of an image. are_spelled: whether a key's values are spelled as their types spell them. others: the other unique rules.
-    all_are: whether all keys so far were. finds_rows: whether a row of a key that is put in may be there already: it is to be overwritten then.
+    comes_otherwise: as `spelling` has it. all_are: whether all keys so far were spelled so. finds_rows: whether a row of a key that is put in may be
+    there already: it is to be overwritten then.
     """
 
     values_of: Callable[[Row], Values]
     are_spelled: Callable[[Values], bool]
+    comes_otherwise: Callable[[Values], bool]
     others: Unique
     finds_rows: bool
     last: dict[Values, _Last] = field(default_factory=dict)
@@ -116,13 +120,16 @@ class _States:
             if held is not None and self.others:
                 return False
         self._look(key)
-        is_new = comes and not self.finds_rows if held is None else held.is_new
+        is_new = comes and not self._may_overwrite(key) if held is None else held.is_new
         last[key] = _Last(offset, after, is_whole, is_new)
         return True
 
     def _delete(self, key: Values, offset: int, held: _Last | None) -> None:
         if held is None or not held.is_new:
             self.last[key] = _Last(offset, None)
+
+    def _may_overwrite(self, key: Values) -> bool:
+        return self.finds_rows and (self.all_are or not self.comes_otherwise(key))
 
     def _look(self, key: Values) -> None:
         self.all_are = self.all_are and self.are_spelled(key)

@@ -51,6 +51,18 @@ def spelled(type_names: Iterable[str]) -> Callable[[Values], bool]:
     return lambda values: all(check(value) for check, value in zip(checks, values, strict=True))
 
 
+@lru_cache(1024)
+def comes_otherwise(type_names: tuple[str, ...]) -> Callable[[Values], bool]:
+    """A function that says of a key's values, in columns of these types, whether one is spelled as its type never does.
+
+    It is of a column of another type at the source, which may tell keys apart that the target doesn't: `1` and `01`. Types that may write anything
+    say nothing of that.
+    """
+    strict = [place for place, type_name in enumerate(type_names) if not is_loose(type_name)]
+    are_spelled = spelled([type_names[place] for place in strict])
+    return lambda values: not are_spelled(tuple([values[place] for place in strict]))
+
+
 def _check(type_name: str) -> Callable[[Value], bool]:
     if type_name in _JSON:
         kind = _JSON[type_name]

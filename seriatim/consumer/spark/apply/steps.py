@@ -7,6 +7,7 @@ from seriatim.consumer.spark.apply.collapse import written
 from seriatim.consumer.spark.apply.errors import BrokenStream
 from seriatim.consumer.spark.apply.plan import Step, Values
 from seriatim.consumer.spark.apply.shape import TableShape
+from seriatim.consumer.spark.apply.spelling import comes_otherwise
 from seriatim.protocol.change import Change, Row
 
 
@@ -18,7 +19,7 @@ def step(shape: TableShape, offset: int, change: Change) -> Step:
         if after is None:
             return removal(shape, offset, key, before or {})
         if change.op != "u":
-            return put(shape, offset, change.source.key, after)
+            return put(shape, offset, _overwritten(shape, change.source.key, after), after)
         columns = written(shape, after)
         values = _values(columns, after)
         if key:
@@ -30,6 +31,12 @@ def step(shape: TableShape, offset: int, change: Change) -> Step:
         return plan.ChangeOne(shape.name, offset, match, _values(match, before), columns, values)
     except KeyError as error:
         raise BrokenStream(f"{shape.name}: no value for key column {error}", offset) from error
+
+
+def _overwritten(shape: TableShape, key: tuple[str, ...], row: Row) -> tuple[str, ...]:
+    """The key whose row may be overwritten by one that comes: none, where that is spelled as the target's type spells no key."""
+    comes = comes_otherwise(tuple([shape.columns[name] for name in key]))
+    return () if comes(_values(key, row)) else key
 
 
 def put(shape: TableShape, offset: int, key: tuple[str, ...], row: Row) -> Step:
