@@ -60,6 +60,7 @@ TEXT_SETTINGS: Final[Mapping[str, str]] = {
     "xmlbinary": "base64",
     "xmloption": "content",
     "array_nulls": "on",
+    "quote_all_identifiers": "off",
 }
 """Session settings under which values were written as text; a session that reads them back uses the same."""
 

@@ -36,11 +36,14 @@ def test_options_of_a_dsn_count_but_for_those_that_values_are_written_under(
     assert shown(f"{dsn}?options={_OWN}") == ("777kB", "ISO, YMD")
 
 
-def test_a_name_that_is_a_value_means_the_same_under_every_search_path(new_database: Callable[[], str]) -> None:
+def test_a_name_that_is_a_value_is_written_the_same_under_every_search_path_and_quoting(
+    new_database: Callable[[], str],
+) -> None:
     dsn = new_database()
     sql(
         dsn,
         "CREATE SCHEMA app",
+        f"ALTER DATABASE {dsn.rpartition('/')[2]} SET quote_all_identifiers = on",
         f"ALTER DATABASE {dsn.rpartition('/')[2]} SET search_path = app",
         "CREATE TABLE app.items (id int PRIMARY KEY, place regclass)",
         "CREATE TABLE public.items (id int PRIMARY KEY)",

@@ -686,6 +686,17 @@ def test_a_piece_of_xml_is_read_as_one_whatever_the_target_s_settings_are(dsn) -
     assert fetch(dsn, "SELECT by FROM read") == [("content",)]
 
 
+def test_a_type_is_told_by_its_name_whatever_the_target_s_settings_are(dsn) -> None:
+    """By another one nobody saw that a date has no place for a time of day, and no date was a key that many rows are named by at once."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("CREATE TABLE quoted (id integer PRIMARY KEY, d date)")
+        connection.execute(f"ALTER DATABASE {connection.info.dbname} SET quote_all_identifiers = on")
+    with PostgresTarget(dsn, "job") as target:
+        target.claim(QUEUE, "q", 1)
+        with pytest.raises(NarrowColumn):
+            applied(target, 0, ("c", None, {"id": 1, "d": "2024-01-02 10:00:00"}), table="quoted")
+
+
 def test_identity_generated_and_awkward_names(target, dsn) -> None:
     with psycopg.connect(dsn) as connection:
         connection.execute(
