@@ -1105,7 +1105,7 @@ def test_a_row_whose_key_is_of_another_type_at_the_source_takes_no_other_ones_pl
     end = apply(0, *(("c", None, row) for row in first))
     with pytest.raises(ApplyFailed, match="duplicate key value") as refused:
         apply(end, *(("c", None, row) for row in second))
-    assert refused.value.details["offset"] == end + 1
+    assert (refused.value.details["key"], refused.value.details["offset"]) == ((other, 0), end + 1)
     with pytest.raises(ApplyFailed, match="duplicate key value"):
         apply(end, *(step for row in second for step in (("c", None, row), ("u", None, {**row, "n": 3}))))
     # One that came and went is none of the target's.

@@ -281,7 +281,8 @@ def _stepwise(shape: TableShape, step: Step) -> Iterator[_Statement]:
     """The statements of one step."""
     if isinstance(step, orders.Put):
         named = _taken(step.key, step.columns, step.values)
-        place = Place(step.table, named, step.offset)
+        own_key = [name for name in shape.primary_key if name in step.columns]
+        place = Place(step.table, named or _taken(own_key, step.columns, step.values), step.offset)
         if step.key and not statements.can_overwrite(shape, step.key, step.columns):
             yield _Statement(place, statements.delete(shape, step.key), named, rows=None)
         doubtful = _doubtful(shape, step.key)
