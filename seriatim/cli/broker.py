@@ -41,7 +41,15 @@ from seriatim.cli.options import Folder, log_options
 )
 @log_options
 def broker(config: Path | None, directory: Path | None, log_level: str, log_to: str, **flags: object) -> None:
-    """Run one broker in the foreground; prints one line when it serves, and ends cleanly on SIGTERM or Ctrl-C."""
+    r"""Run one broker in the foreground; prints one line when it serves, and ends cleanly on SIGTERM or Ctrl-C.
+
+    A group takes records when both its members, a and b, are there, best on machines of their own.
+
+    \b
+    Example:
+      seriatim broker --zookeeper zk:2181 --cluster prod --group g1 --member a --dir /data \
+          --listen 0.0.0.0:7100 --advertise HOST:7100
+    """
     from seriatim.broker_group.allocator import keep_freed_memory
     from seriatim.broker_group.process import BrokerSettings, serve
     from seriatim.protocol import log, settings

@@ -30,7 +30,12 @@ from seriatim.cli.options import log_options
 @click.option("--session-timeout-ms", type=int, help="Time-out of its ZooKeeper session. [default: 4000]")
 @log_options
 def coordinator(config: Path | None, log_level: str, log_to: str, **flags: object) -> None:
-    """Run one coordinator in the foreground; prints one line when it serves, and ends cleanly on SIGTERM or Ctrl-C."""
+    r"""Run one coordinator in the foreground; prints one line when it serves, and ends cleanly on SIGTERM or Ctrl-C.
+
+    \b
+    Example:
+      seriatim coordinator --zookeeper zk:2181 --cluster prod --listen 0.0.0.0:7000 --advertise HOST:7000
+    """
     from seriatim.coordinator.process import CoordinatorSettings, serve
     from seriatim.protocol import log, settings
 

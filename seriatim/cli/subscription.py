@@ -45,7 +45,12 @@ def subscription() -> None:
 @coordinator_option
 @json_option
 def create(*, name: str, queue: str, start: str, coordinator: str, is_json: bool) -> None:
-    """Make subscription NAME of a queue."""
+    r"""Make subscription NAME of a queue.
+
+    \b
+    Example:
+      seriatim subscription create billing --queue orders --from latest
+    """
     from seriatim.protocol import seriatim_pb2 as pb
 
     request = pb.CreateSubscriptionRequest(queue=queue, subscription=name, **{"from": start})
@@ -77,7 +82,12 @@ def list_(*, queue: str, coordinator: str, is_json: bool) -> None:
 @coordinator_option
 @json_option
 def seek(*, name: str, queue: str, position: str, coordinator: str, is_json: bool) -> None:
-    """Move subscription NAME; whoever reads it goes on from the new position."""
+    r"""Move subscription NAME; whoever reads it goes on from the new position.
+
+    \b
+    Example:
+      seriatim subscription seek billing --queue orders --to 100000
+    """
     from seriatim.protocol import seriatim_pb2 as pb
 
     request = pb.SeekSubscriptionRequest(queue=queue, subscription=name, to=position)
