@@ -264,6 +264,19 @@ class Broker:
         """The copies of chains that this disk has now."""
         return dict(self._kept_chains)
 
+    def _queue(self, queue_id: QueueId) -> str:
+        copy = self._kept_chains.get(queue_id)
+        return f"queue {queue_id if copy is None else copy.queue}"
+
+    def told(self, key: LinkKey) -> str:
+        """A link for people; its queue by name, as they know it, where a copy of its chain is here."""
+        return f"{self._queue(key[0])} epoch {key[1]}"
+
+    def set_back_problem(self, queue_id: QueueId) -> str:
+        """For people; of a queue in `set_back`."""
+        what = self.set_back[queue_id]
+        return f"{self._queue(queue_id)}: ZooKeeper was set back, its chain is older than this disk: {what}"
+
     def kept_version(self, queue_id: QueueId) -> int:
         """Of the copy of this queue's chain; -1: there is none."""
         copy = self._kept_chains.get(queue_id)
@@ -309,9 +322,9 @@ class Broker:
         """The error of whoever goes by a chain that is older than this disk, which is said from now on."""
         if self.set_back.get(queue_id) != what:
             self.set_back[queue_id] = what
-            self.found_lacking(set_back_problem(queue_id, what))
+            self.found_lacking(self.set_back_problem(queue_id))
             _log.error("ZooKeeper was set back", queue_id=queue_id, what=what)
-        return ChainSetBack(set_back_problem(queue_id, what), queue_id=queue_id)
+        return ChainSetBack(self.set_back_problem(queue_id), queue_id=queue_id)
 
     def check_not_set_back(self, queue_id: QueueId) -> None:
         """Raises ChainSetBack."""
@@ -347,7 +360,7 @@ class Broker:
     @property
     def unreadable_problem(self) -> str:
         """For people; empty where all can be read, as far as is known."""
-        return next((f"queue {key[0]} epoch {key[1]}: {one.why}" for (key, _), one in self.unreadable.items()), "")
+        return next((f"{self.told(key)}: {one.why}" for (key, _), one in self.unreadable.items()), "")
 
     async def read_again(self) -> None:
         """What couldn't be read is asked of the disk once more: a failure that passes, as where no file could be opened, is none."""
@@ -369,7 +382,7 @@ class Broker:
             return  # dropped, or cut, while it was read; or a reader tries again, whose only other member is away
         _log.error("damaged batch", queue_id=key[0], epoch=key[1], index=index)
         self.damaged.add((key, index))
-        self.found_lacking(f"queue {key[0]} epoch {key[1]}: the batch at index {index} is damaged")
+        self.found_lacking(f"{self.told(key)}: the batch at index {index} is damaged")
         self.resync_wanted.set()
 
     def _forget_damage(self, key: LinkKey, from_index: Index) -> None:
@@ -449,11 +462,6 @@ def durability_from(name: str) -> Durability:
         return Durability(name)
     except ValueError as error:
         raise InvalidArgument(f"unknown durability {name!r}") from error
-
-
-def set_back_problem(queue_id: QueueId, what: str) -> str:
-    """For people."""
-    return f"queue {queue_id}: ZooKeeper was set back, its chain is older than this disk: {what}"
 
 
 def _has_seal_on_disk(link: LinkRecord | LinkRunner) -> bool:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from dataclasses import replace
-from itertools import starmap
 
 from seriatim.broker_group import sealing
-from seriatim.broker_group.broker import Broker, set_back_problem
+from seriatim.broker_group.broker import Broker
 from seriatim.broker_group.core import disk, resync, setback
 from seriatim.broker_group.core.link_record import LinkKey, LinkRecord
 from seriatim.broker_group.core.setback import KeptChain, SeenChain
@@ -111,12 +110,12 @@ class Resyncer:
         left = resync.plan(self._broker.name, documents, held)
         self._found_unread(unread)  # only now: what lacks of one that is understood again is told with it, below
         problems = (
-            *starmap(set_back_problem, self._broker.set_back.items()),
+            *map(self._broker.set_back_problem, self._broker.set_back),
             *self._waiting[-1:],
             damaged,
             self._broker.unreadable_problem,
             f"{len(left)} steps left" if left else "",
-            resync.unfinished(self._broker.name, self._broker.incarnation, documents, held),
+            resync.unfinished(self._broker.name, self._broker.incarnation, documents, held, self._broker.told),
         )
         return next(filter(None, problems), "")
 
@@ -127,7 +126,9 @@ class Resyncer:
             try:
                 await self._do(action, chains[action.queue_id].version)
             except SeriatimError as error:
-                problem = f"queue {action.queue_id} epoch {action.epoch}: {type(action).__name__.lower()}: {error}"
+                problem = (
+                    f"{self._broker.told((action.queue_id, action.epoch))}: {type(action).__name__.lower()}: {error}"
+                )
                 if isinstance(action, resync.TakeCursors) and isinstance(error, MemberBehind):
                     problem += f"; unless it soon has them, seek {', '.join(action.of)}"
                 self._waiting.append(problem)
@@ -141,7 +142,7 @@ class Resyncer:
             try:
                 await self._mend(key, index)
             except SeriatimError as error:  # the others, and the peer, need not wait for this one
-                problem = problem or f"queue {key[0]} epoch {key[1]}: mend index {index}: {error}"
+                problem = problem or f"{self._broker.told(key)}: mend index {index}: {error}"
                 if isinstance(error, (Unreachable, DiskFull)):
                     break  # for all the others, too; of a lost file they are as many as its batches
         return problem
@@ -242,7 +243,7 @@ class Resyncer:
             runner = self._broker.find(record.key)
             return None if runner is None else runner.holding()
         except DiskFailed as error:
-            self._broker.found = f"queue {record.queue_id} epoch {record.epoch}: {error}"
+            self._broker.found = f"{self._broker.told(record.key)}: {error}"
             return resync.Holding(record, Index(0), is_readable=False)
 
     async def _do(self, action: resync.Action, version: ChainVersion) -> None:

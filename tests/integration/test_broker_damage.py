@@ -1431,6 +1431,33 @@ def test_that_a_link_is_not_whole_is_said_once_and_not_each_time_that_a_coordina
     with_links(scenario)
 
 
+def test_what_troubles_a_member_names_the_queue_as_people_know_it(with_links: Callable[[Scenario], None]) -> None:
+    """By its id, which no list of queues shows, whoever looked at the groups of a cluster couldn't tell which one to see to."""
+
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        broker.room = disk.seen(broker.room, 1 << 40)
+        data, _version = await ZooKeeperWithALink().get()
+        document = replace(chain_json.decode(data), name="orders")
+        await broker.saw_chain(SeenChain(document, ChainVersion(7), chain_json.encode(document)))
+        resyncer, _ = resyncer_of(broker, ZooKeeperWithALink())
+        said: list[str] = []
+        broker.is_registration_old.set = lambda: said.append(broker.problem)
+        broker.note_damage(RECORD.key, Index(10))
+        ended = LinkRecord(RECORD.queue_id, Epoch(4), end=Index(50), end_hash=bytes(32))
+        await sealing.record_end(broker, ended)
+        await resyncer._carry_out(
+            [resync.Copy(*ended.key, Index(0), Index(50))], {RECORD.queue_id: SeenChain(document, ChainVersion(7), b"")}
+        )
+        said += resyncer._waiting
+        broker.found_set_back(RECORD.queue_id, "it has link 9")
+        assert len(said) == 4
+        assert all(one.startswith(("queue orders epoch ", "queue orders: ZooKeeper was set back")) for one in said), (
+            said
+        )
+
+    with_links(scenario)
+
+
 def test_that_a_batch_is_damaged_is_said_once_and_not_each_time_that_somebody_wants_it(
     with_links: Callable[[Scenario], None], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -330,7 +330,7 @@ class Schedule(Nemesis):
         return {
             int(found[1])
             for problem in said
-            if (found := re.match(r"queue \d+ epoch (\d+): .*; (?:unless it soon has them, )?seek ", problem))
+            if (found := re.match(r"queue \S+ epoch (\d+): .*; (?:unless it soon has them, )?seek ", problem))
         }
 
     def is_all_read(self) -> bool:

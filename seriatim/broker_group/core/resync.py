@@ -6,10 +6,10 @@ empty, and each is one atomic write or a run of them that can stop anywhere, so 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from seriatim.broker_group.core.link_record import LinkRecord
+from seriatim.broker_group.core.link_record import LinkKey, LinkRecord
 from seriatim.protocol.chain import ChainDocument, Link, LinkState, Subscription, Whose
 from seriatim.protocol.names import Epoch, Incarnation, Index, MemberName, QueueId
 
@@ -116,9 +116,15 @@ def droppable(document: ChainDocument, held: Iterable[Epoch]) -> tuple[Epoch, ..
 
 
 def unfinished(
-    name: MemberName, me: Incarnation, documents: Mapping[QueueId, ChainDocument], held: Collection[Holding]
+    name: MemberName,
+    me: Incarnation,
+    documents: Mapping[QueueId, ChainDocument],
+    held: Collection[Holding],
+    told: Callable[[LinkKey], str],
 ) -> str:
     """Why this member may soon lack something, though nothing is to be done now; empty where that can't be.
+
+    `told`: a link for people, as whoever else speaks of it here has it: a registration that changes to and fro wakes all who watch.
 
     A link of its group that hasn't ended, and that this process can take no more records for, gets its end from the other
     member: in sync is only who holds that, too (invariant 6). Who waits for a lost link would wait for an operator. And
@@ -128,7 +134,7 @@ def unfinished(
     for holding in held:
         record = holding.record
         if record.end is not None and not record.is_abandoned and not holding.has_it:
-            return f"queue {record.queue_id} epoch {record.epoch} isn't whole here"
+            return f"{told(record.key)} isn't whole here"
         if record.is_sealed:
             sealed.add(record.key)
     for queue_id, document in documents.items():
@@ -137,11 +143,16 @@ def unfinished(
                 continue
             side = link.side(name.member)
             if side is None or side.incarnation != me or (queue_id, link.epoch) in sealed:
-                return f"queue {queue_id} epoch {link.epoch}: its end isn't recorded yet"
-    return _missing_cursors(name, documents, held)
+                return f"{told((queue_id, link.epoch))}: its end isn't recorded yet"
+    return _missing_cursors(name, documents, held, told)
 
 
-def _missing_cursors(name: MemberName, documents: Mapping[QueueId, ChainDocument], held: Iterable[Holding]) -> str:
+def _missing_cursors(
+    name: MemberName,
+    documents: Mapping[QueueId, ChainDocument],
+    held: Iterable[Holding],
+    told: Callable[[LinkKey], str],
+) -> str:
     """Cursors that are lost here and stale on the other member, of a link that somebody has yet to read."""
     for holding in held:
         record = holding.record
@@ -150,7 +161,7 @@ def _missing_cursors(name: MemberName, documents: Mapping[QueueId, ChainDocument
             continue
         lost = [one.name for one in _missing(document, record) if _are_stale_there(document, record.epoch, name, one)]
         if lost:
-            return f"queue {record.queue_id} epoch {record.epoch}: the newest cursors are lost; seek {', '.join(lost)}"
+            return f"{told(record.key)}: the newest cursors are lost; seek {', '.join(lost)}"
     return ""
 
 
