@@ -14,6 +14,7 @@ from seriatim.cli.main import seriatim
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 OPERATIONS = (ROOT / "docs/operations.md").read_text()
+DATABASES = (ROOT / "docs/databases.md").read_text()
 SOURCES = "\n".join(path.read_text() for path in sorted((ROOT / "seriatim").rglob("*.py")))
 CODES = set(re.findall(r'^    code(?:: ClassVar\[str\])? = "([a-z-]+)"', SOURCES, re.MULTILINE))
 OF_OTHERS = {"Corruption", "No snapshot found, but there are log entries"}
@@ -30,8 +31,8 @@ def anchors(page: str) -> list[str]:
     return [anchor(heading) for heading in re.findall(r"^#+ (.*)$", prose, re.MULTILINE)]
 
 
-def section(heading: str) -> str:
-    found = re.search(rf"^(#+) {re.escape(heading)}$\n(.*?)(?=^#+ |\Z)", OPERATIONS, re.MULTILINE | re.DOTALL)
+def section(heading: str, page: str = OPERATIONS) -> str:
+    found = re.search(rf"^(#+) {re.escape(heading)}$\n(.*?)(?=^#+ |\Z)", page, re.MULTILINE | re.DOTALL)
     assert found is not None, heading
     return found[2]
 
@@ -56,22 +57,24 @@ def test_each_link_leads_somewhere(path: Path) -> None:
         assert not wanted or wanted in anchors(leads_to.read_text()), target
 
 
-def test_no_two_sections_of_operations_have_one_anchor() -> None:
-    found = anchors(OPERATIONS)
+@pytest.mark.parametrize("page", [OPERATIONS, DATABASES], ids=["operations", "databases"])
+def test_no_two_sections_of_a_page_have_one_anchor(page: str) -> None:
+    found = anchors(page)
     assert sorted(set(found)) == sorted(found)
 
 
 def test_what_the_program_points_to_is_a_heading() -> None:
-    pointed = re.findall(r'docs/operations\.md, "(.*?)"', SOURCES.replace("\\'", "'"))
-    pointed += re.findall(
-        r'docs/operations\.md, "(.*?)"', "\n".join(p.read_text() for p in ROOT.glob("compose/*.yaml"))
-    )
+    texts = SOURCES.replace("\\'", "'") + "".join(path.read_text() for path in ROOT.glob("compose/*.yaml"))
+    pointed = re.findall(r'docs/(\w+)\.md, "(.*?)"', texts)
     assert len(pointed) > 3
-    assert {anchor(heading) for heading in pointed} <= set(anchors(OPERATIONS))
+    for page, heading in pointed:
+        assert anchor(heading) in anchors((ROOT / f"docs/{page}.md").read_text()), heading
 
 
 def test_each_code_that_is_explained_is_one() -> None:
-    cells = [row[0] for row in rows(section("Exit codes and errors"))] + [row[1] for row in rows(section("It ended"))]
+    cells = [row[0] for row in rows(section("Exit codes and errors"))] + [
+        row[1] for row in rows(section("It ended", DATABASES))
+    ]
     told = [code for cell in cells for code in re.findall(r"`([a-z-]+)`", cell)]
     assert len(told) > 30
     assert not set(told) - CODES
@@ -96,7 +99,9 @@ def test_each_key_that_is_watched_is_one_of_json() -> None:
 
 def test_each_command_and_flag_is_one() -> None:
     """As they stand in backquotes and in blocks, also of the other pages."""
-    text = "\n".join(path.read_text() for path in PAGES if path.name in {"README.md", "operations.md", "tutorial.md"})
+    text = "\n".join(
+        path.read_text() for path in PAGES if path.name in {"README.md", "operations.md", "databases.md", "tutorial.md"}
+    )
     said = re.findall(r"`([^`\n]+)`", text) + re.findall(r"^    (.*)$", text, re.MULTILINE)
     calls = [call for one in said for call in re.findall(r"(?:^|[|] |/)seriatim ([a-z][^|#]*)", one)]
     assert len(calls) > 40

@@ -134,7 +134,7 @@ class BrokenStream(BugError):
     code = "broken-stream"
     next_step = (
         "start the capture with another --slot, which takes a new snapshot, and have the target's row go on there, with its next_offset: "
-        'docs/operations.md, "A replay\'s target"'
+        'docs/databases.md, "A replay\'s target"'
     )
 
     def __init__(self, what: str, offset: int) -> None:
