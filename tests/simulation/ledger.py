@@ -6,6 +6,7 @@ Each entry is checked against those before it (protocol.md 2).
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from seriatim.consumer.core.view import Grant
@@ -250,6 +251,8 @@ class Ledger:
     def is_given_up(self, epoch: int, index: int) -> bool:
         return index >= self.given_up.get(epoch, index + 1)
 
-    def standing(self) -> list[Record]:
-        """What was handed out, and isn't given up."""
-        return [one for one in self.records.values() if not self.is_given_up(one.epoch, one.index)]
+    def standing(self) -> Iterator[Record]:
+        """What was handed out, and isn't given up; what came last comes first."""
+        if not self.given_up:
+            return reversed(self.records.values())
+        return (one for one in reversed(self.records.values()) if not self.is_given_up(one.epoch, one.index))

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final
 
 from seriatim.protocol import seriatim_pb2 as pb
@@ -337,7 +338,8 @@ class Schedule(Nemesis):
         """Every subscription was handed all that was acknowledged; a replay, which asks from time to time, what was sent last too."""
         verdict, world = self._verdict, self.world
         names = [name for name in world.ledger.progress if world.is_draining or name != Replay.NAME]
-        return not verdict.undelivered() and not any(verdict.lacking(name) for name in names)
+        missing = chain(verdict.undelivered(), *map(verdict.lacking, names))
+        return next(missing, None) is None
 
     def _is_committed(self) -> bool:
         """Whether both members of the link that somebody reads have a cursor behind all of it that was handed out."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from seriatim.protocol import batch
 from seriatim.protocol.chain import ChainDocument, Link
@@ -17,39 +17,36 @@ class Verdict:
         self._ledger = ledger
         self._documents = documents
 
-    def undelivered(self) -> list[tuple[str, int]]:
-        """Identities that were acknowledged and that nobody was handed, in the place where they are or in one given up."""
-        ledger = self._ledger
-        found = [identity for identity, sent in ledger.sent.items() if sent.acknowledged_at_s is not None]
-        given_up = {identity for progress in ledger.progress.values() for identity in progress.given_up}
-        return [
-            identity
-            for identity in found
-            if identity not in ledger.places and identity not in given_up and not ledger.is_passed_over(identity)
-        ]
+    def undelivered(self) -> Iterator[tuple[str, int]]:
+        """Identities that were acknowledged and that nobody was handed, in the place where they are or in one given up.
 
-    def lacking(self, subscription: str) -> set[int]:
-        """Offsets that it should have been handed since it was sought last, and wasn't."""
+        What was sent last comes first: mostly it is that which is still to come, where somebody asks again and again.
+        """
+        ledger = self._ledger
+        given_up = {identity for progress in ledger.progress.values() for identity in progress.given_up}
+        for identity, sent in reversed(ledger.sent.items()):
+            is_missing = sent.acknowledged_at_s is not None and identity not in ledger.places
+            if is_missing and identity not in given_up and not ledger.is_passed_over(identity):
+                yield identity
+
+    def lacking(self, subscription: str) -> Iterator[int]:
+        """Offsets that it should have been handed since it was sought last, and wasn't; in the order of `undelivered`."""
         progress = self._ledger.progress[subscription]
         is_there = any(document.subscription(subscription) for document in self._documents.values())
         if subscription in self._ledger.idle or (is_there and progress.start is None):
-            return set()
-        start = progress.start or 0
-        return {
-            one.offset
-            for one in self._ledger.standing()
-            if one.offset >= start
-            and one.offset not in progress.delivered
-            and (one.source, one.seq) not in progress.given_up
-        }
+            return
+        start, delivered = progress.start or 0, progress.delivered
+        for one in self._ledger.standing():
+            offset = one.offset
+            if offset >= start and offset not in delivered and (one.source, one.seq) not in progress.given_up:
+                yield offset
 
     def check_end(self) -> None:
         """Everything is healed and read: nothing is lost, all is in order."""
         ledger = self._ledger
         for name in ledger.progress:
-            lacking = self.lacking(name)
-            if lacking:
-                raise Violation(f"9: {name} was never handed {sorted(lacking)[:5]}")
+            if lacking := sorted(self.lacking(name)):
+                raise Violation(f"9: {name} was never handed {lacking[:5]}")
         for identity in self.undelivered():
             raise Violation(f"8: {identity} was told to be kept at {ledger.sent[identity].offset}, and isn't delivered")
         earliest_kept_s = float("inf")
