@@ -2,6 +2,7 @@
 
 python -m tests.mutation --sample 300 --report mutants.jsonl     of all cores
 python -m tests.mutation --modules seriatim.broker_group.core.replica
+python -m tests.mutation --modules seriatim.consumer.session --kinds seek "expire session" "cut an application from ZooKeeper"
 python -m tests.mutation --quick                                  against the tests alone, and those only that reach a mutant
 python -m tests.mutation --since 3d7047e --list
 
@@ -22,20 +23,29 @@ from pathlib import Path
 from typing import Any
 
 from tests.mutation import quick
-from tests.mutation.judge import MODULES, Verdict, check, judge
+from tests.mutation.judge import MODULES, SHELL_MODULES, Schedules, Verdict, check, judge
 from tests.mutation.operators import changed_lines, mutants
+from tests.simulation.schedule import FAULTS
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--modules", nargs="+", default=MODULES, choices=MODULES, metavar="MODULE", help="default: all cores"
+        "--modules",
+        nargs="+",
+        default=MODULES,
+        choices=[*MODULES, *SHELL_MODULES],
+        metavar="MODULE",
+        help="default: all cores",
     )
     parser.add_argument("--functions", nargs="+", metavar="NAME", help="of these functions only")
     parser.add_argument("--since", metavar="REVISION", help="of lines only that are changed since then")
     parser.add_argument("--sample", type=int, metavar="N", help="so many of them, by chance (default: all)")
     parser.add_argument("--seed", type=int, default=1, help="of the sample")
     parser.add_argument("--schedules", type=int, default=60, metavar="N", help="for each (default 60)")
+    parser.add_argument(
+        "--kinds", nargs="+", default=(), choices=list(FAULTS), metavar="KIND", help="with faults of these kinds only"
+    )
     parser.add_argument("--report", type=Path, metavar="FILE", help="a line of JSON for each")
     parser.add_argument("--quick", action="store_true", help="only by the cores' own tests that reach its line")
     parser.add_argument("--list", action="store_true", help="print them, and run none")
@@ -60,9 +70,10 @@ def main() -> None:
         for one in asked:
             print(one.module, one.number, one.function, one.what)
         return
+    schedules = Schedules(arguments.schedules, tuple(arguments.kinds))
     if not arguments.quick:
-        check({one.module.rpartition(".")[0]: one.module for one in asked}.values(), arguments.schedules)
-    verdicts = quick.judge(asked) if arguments.quick else judge(asked, arguments.schedules)
+        check({one.module.rpartition(".")[0]: one.module for one in asked}.values(), schedules)
+    verdicts = quick.judge(asked) if arguments.quick else judge(asked, schedules)
     found: dict[str, int] = {}
     with arguments.report.open("a") if arguments.report else contextlib.nullcontext() as report:
         for count, verdict in enumerate(verdicts, 1):

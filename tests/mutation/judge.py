@@ -10,7 +10,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,27 @@ CORES = {
     ),
 }
 """By package: its modules that decide something, and the tests of their own."""
+SHELLS = {
+    "seriatim.coordinator": (
+        "abandoning administration background description execution members messages recovery remembered service store turns",
+        "tests/unit/test_coordinator_*.py",
+    ),
+    "seriatim.broker_group": (
+        (
+            "append broker cursor_keeper fetch link_runner membership opening peer replicate replication resyncer sealing service "
+            "uninterrupted"
+        ),
+        "tests/unit/test_broker_*.py tests/unit/test_replica.py",
+    ),
+    "seriatim.producer": ("loop route", "tests/unit/test_producer_*.py"),
+    "seriatim.consumer": (
+        "client commits fetching handover session transport views",
+        "tests/unit/test_consumer_*.py",
+    ),
+}
+"""The same, of what carries out what those decide: schedules know more of it than tests of its own."""
 MODULES = [f"{package}.{name}" for package, (names, _) in CORES.items() for name in names.split()]
+SHELL_MODULES = [f"{package}.{name}" for package, (names, _) in SHELLS.items() for name in names.split()]
 EXPLORED = {
     *(
         f"seriatim.coordinator.core.{name}"
@@ -72,14 +92,23 @@ class Verdict:
 
 
 def own_tests(module: str) -> list[str]:
-    patterns = CORES[module.rpartition(".")[0]][1]
+    patterns = (CORES | SHELLS)[module.rpartition(".")[0]][1]
     return [str(path) for pattern in patterns.split() for path in sorted(Path().glob(pattern))]
 
 
-def _simulated(_: str, schedules: int) -> str:
-    for seed in range(schedules):
+@dataclass(frozen=True, slots=True)
+class Schedules:
+    """How many there are for each mutant, and of which kinds of faults; of all where none is named."""
+
+    count: int
+    kinds: tuple[str, ...] = ()
+
+
+def _simulated(_: str, schedules: Schedules) -> str:
+    shape = replace(schedule.ANY, kinds=schedules.kinds)
+    for seed in range(schedules.count):
         try:
-            failure = schedule.run(seed).failure
+            failure = schedule.run(seed, shape).failure
         except Exception as error:  # whatever it is: the right rule doesn't raise it
             failure = repr(error)
         if failure:
@@ -87,7 +116,7 @@ def _simulated(_: str, schedules: int) -> str:
     return ""
 
 
-def _tested(module: str, _: int) -> str:
+def _tested(module: str, _: Schedules) -> str:
     with contextlib.redirect_stdout(io.StringIO()) as said:
         options = ("-x", "-q", "--timeout=600", "--timeout-method=signal", "-p", "no:cacheprovider")
         code = pytest.main([*options, *own_tests(module)])
@@ -98,7 +127,7 @@ def _tested(module: str, _: int) -> str:
     return next((line for line in said.getvalue().splitlines() if line.startswith("FAILED")), "failed")
 
 
-def _explored(module: str, _: int) -> str:
+def _explored(module: str, _: Schedules) -> str:
     if module not in EXPLORED:
         return ""
     return next(filter(None, (explore(bounds).violation for bounds in QUICK)), "")
@@ -108,7 +137,7 @@ _STAGES = {"simulator": _simulated, "tests": _tested, "explorer": _explored}
 """Each in a process of its own: what one leaves behind is not for the next."""
 
 
-def _judge(module: str, mutant: Mutant | None, stage: str, schedules: int, answer: Connection) -> None:
+def _judge(module: str, mutant: Mutant | None, stage: str, schedules: Schedules, answer: Connection) -> None:
     jobs.quiet()
     with Path(os.devnull).open("w") as nothing:
         os.dup2(nothing.fileno(), 1)
@@ -130,7 +159,7 @@ Asked = tuple[str, Mutant | None, str]
 """A module, what is changed in it, and the stage that is to find it."""
 
 
-def _ran(waiting: list[Asked], schedules: int) -> Iterator[tuple[Asked, str, float]]:
+def _ran(waiting: list[Asked], schedules: Schedules) -> Iterator[tuple[Asked, str, float]]:
     """As many at a time as there are processors, from the end of `waiting`, which may grow meanwhile: how each was found, and after how long."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
@@ -156,14 +185,14 @@ def _ran(waiting: list[Asked], schedules: int) -> Iterator[tuple[Asked, str, flo
             yield one, how, time.monotonic() - began_s
 
 
-def check(modules: Iterable[str], schedules: int) -> None:
+def check(modules: Iterable[str], schedules: Schedules) -> None:
     """That nothing is found where nothing is changed. Raises RuntimeError: then no verdict means anything."""
     for one, how, _ in _ran([(module, None, stage) for module in modules for stage in _STAGES], schedules):
         if how:
             raise RuntimeError(f"found without a mutant: {one}: {how}")
 
 
-def judge(asked: Iterable[Mutant], schedules: int) -> Iterator[Verdict]:
+def judge(asked: Iterable[Mutant], schedules: Schedules) -> Iterator[Verdict]:
     """By the first stage that finds it, in their order. Raises RuntimeError where there is no verdict."""
     stages, took_s = list(_STAGES), Counter[Mutant]()
     waiting: list[Asked] = [(mutant.module, mutant, stages[0]) for mutant in reversed(list(asked))]

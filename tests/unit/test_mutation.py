@@ -9,6 +9,7 @@ import sys
 import time
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -162,6 +163,18 @@ def test_a_step_that_never_ends_is_found_and_a_process_that_has_to_wait_is_not(m
     finally:
         process.kill()
         process.join()
+
+
+def test_mutants_are_put_to_the_schedules_of_the_kinds_that_are_named(monkeypatch) -> None:
+    asked = []
+
+    def run(seed, shape):
+        asked.append((seed, shape.kinds))
+        return SimpleNamespace(failure="" if seed == 0 else "broken")
+
+    monkeypatch.setattr(judge.schedule, "run", run)
+    assert judge._simulated(MODULES[0], judge.Schedules(3, ("seek",))) == "seed 1: broken"
+    assert asked == [(0, ("seek",)), (1, ("seek",))]
 
 
 def _for_ever() -> None:
