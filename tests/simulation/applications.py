@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import threading
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -31,7 +32,7 @@ from seriatim.protocol.errors import (
     SeriatimError,
     UnknownSubscription,
 )
-from seriatim.protocol.names import Generation, Offset, SubscriptionId, Token, automatic_seq
+from seriatim.protocol.names import Epoch, Generation, Index, Offset, SubscriptionId, Token, automatic_seq
 from seriatim.protocol.record import Headers, Record
 from tests.simulation.ledger import Violation
 from tests.simulation.loop import Process
@@ -40,6 +41,8 @@ from tests.simulation.world import World
 QUEUE = "q"
 SENDERS = ("sender-1", "sender-2")
 LOG = "log"
+CALL_S = 3.0
+"""So long an application waits for a call."""
 SMALL_BYTES = 64
 """The limit of a record of some queues."""
 
@@ -230,11 +233,24 @@ class _Thread:
 
 
 class Reader:
-    """One instance of a subscription's readers. `pace`: it takes at most so many records at a time, each 0.1 s. `polls`: by `poll`, not one by one."""
+    """One instance of a subscription's readers. `pace`: it takes at most so many records at a time, each 0.1 s. `polls`: by `poll`, not one by one.
 
-    def __init__(self, world: World, name: str, subscription: str, pace: int = 1000, *, polls: bool = False) -> None:
+    `acts`: by this it commits when and as far as it likes, seeks, and asks whether it has all; None: it commits by itself.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        subscription: str,
+        pace: int = 1000,
+        *,
+        polls: bool = False,
+        acts: random.Random | None = None,
+    ) -> None:
         self._world = world
         self._polls = polls
+        self._acts = acts
         self._name = name
         self._subscription = subscription
         self._pace = pace
@@ -251,6 +267,8 @@ class Reader:
         self._in_hand: list[Record] = []
         self._term = 0
         self._done: tuple[int, Record] | None = None
+        self._handed_lately: list[Record] = []
+        self._sought = 0
         process = self._world.running()
         self._world.cancel_at_stop()
         consumer = Consumer(
@@ -258,7 +276,7 @@ class Reader:
             QUEUE,
             self._subscription,
             prefetch_bytes=self._world.limits.sizes.prefetch_bytes,
-            auto_commit_ms=200,
+            auto_commit_ms=None if self._acts else 200,
             connect_timeout_s=60.0,
             name=self._name,
         )
@@ -300,6 +318,8 @@ class Reader:
                 await thread.ended
                 return True
             (self._poll if self._polls else self._iterate)(consumer)
+            if self._acts:
+                await self._act(self._acts, consumer, session)
             self._note_committed(session)
 
     def _note_committed(self, session: ReaderSession) -> None:
@@ -316,6 +336,8 @@ class Reader:
     def _note_done(self, consumer: Consumer) -> None:
         """It closes: up to where it is done with what it was handed in this term."""
         self._world.ledger.done.pop(self._name, None)
+        if self._acts:
+            return  # nothing is committed at the end
         term, record = self._done or (0, None)
         if record is not None and term == consumer._hand_over.term:
             self._world.ledger.done[self._name] = self._grants[term].generation, (record.epoch, record.index + 1)
@@ -344,10 +366,83 @@ class Reader:
         session.ask_commit = ask_checked  # type: ignore[method-assign]
         session.commit = commit_checked  # type: ignore[method-assign]
 
+    # ---- of its own accord
+
+    async def _act(self, chance: random.Random, consumer: Consumer, session: ReaderSession) -> None:
+        """A call of the application's, which waits for it, or none. What is refused, or takes long, is left."""
+        call = chance.random()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CALL_S):
+                if (
+                    call < 0.02 and self._world.may_seek and not self._world.is_draining
+                ):  # else it may never come to the end
+                    await self._seek(chance, session)
+                elif call < 0.4:
+                    await self._commit(chance, consumer)
+                elif call < 0.45:
+                    await self._ask_for_end(consumer, session)
+
+    async def _seek(self, chance: random.Random, session: ReaderSession) -> None:
+        """Back, over nothing that wasn't read before. What is handed out once that is answered is of there (6)."""
+        ledger = self._world.ledger
+        progress = ledger.progress[self._subscription]
+        reached = max(progress.delivered, default=0)
+        to = "earliest" if ledger.given_up else str(chance.randint(0, reached))
+        before = progress.generation
+        try:
+            await session.seek(to, CALL_S)
+        except SeriatimError:
+            return
+        self._sought = before + 1
+
+    async def _commit(self, chance: random.Random, consumer: Consumer) -> None:
+        """All that it was handed, or up to one of its last records: it is done with that."""
+        what = chance.choice((None, None, None, *self._handed_lately))
+        if consumer._is_committed(what):
+            return
+        try:
+            place = consumer._place_to_commit(what)
+        except InvalidArgument as error:
+            self._world.violated(Violation(f"6: {self._subscription} can't commit what it was handed: {error}"))
+            return
+        except SeriatimError:
+            return
+        self._in_hand = [one for one in self._in_hand if Place(Epoch(one.epoch), Index(one.index)) >= place[1]]
+        with contextlib.suppress(SeriatimError):
+            await consumer._commit(place)
+
+    async def _ask_for_end(self, consumer: Consumer, session: ReaderSession) -> None:
+        """Where it is told to have all, it has all that was acknowledged before it asked (`Consumer.is_at_end`)."""
+        ledger, hand_over = self._world.ledger, consumer._hand_over
+        kept = [one for one, sent in ledger.sent.items() if sent.acknowledged_at_s is not None]
+        progress, term = ledger.progress[self._subscription], hand_over.term
+        if not hand_over.is_open:
+            return
+        try:
+            is_all = await session.is_all_delivered(CALL_S)
+        except SeriatimError:
+            return
+        if not is_all or hand_over.term != term or not consumer._is_all_handed_out(term):
+            return
+        start = progress.start
+        if ledger.given_up or start is None or self._grants[term].generation != progress.generation:
+            return
+        for identity in kept:
+            place = ledger.places.get(identity, ledger.sent[identity].offset or 0)
+            if place >= start and place not in progress.delivered:
+                self._world.violated(
+                    Violation(f"9: {self._subscription} is told to have all, and wasn't handed {identity}")
+                )
+
     def _handed(self, term: int, record: Record) -> None:
+        if self._term != term:
+            self._handed_lately = []
         self._term = term
+        self._handed_lately = [*self._handed_lately[-9:], record]
         delivered = self._world.ledger.delivered
         grant = self._grants[term]
+        if grant.generation < min(self._sought, self._world.ledger.progress[self._subscription].generation):
+            self._world.violated(Violation(f"6: {self._subscription} is handed {record.offset} of before it sought"))
         self._world.told(delivered, self._subscription, (self._life, grant), grant, record)
 
     def _poll(self, consumer: Consumer) -> None:

@@ -529,6 +529,23 @@ def blank_disk_unseen(schedule: Schedule) -> None:
         world.start(other)
 
 
+def change_addresses(schedule: Schedule) -> None:
+    """Members go, and come back at other addresses: at new ones, or at each other's, where those who don't know yet still call them (H25)."""
+    world, chance = schedule.world, schedule.chance
+    link = world.head
+    names = chance.sample(world.member_names, chance.choice((1, 2, 2, 3)))
+    if link is not None and chance.random() < 0.6:
+        names = list(dict.fromkeys((*names_of(link)[: chance.choice((1, 2))], *names)))
+    for name in names:
+        world.kill(name, is_power=chance.random() < 0.5)
+    before = [world.hosts[name].address for name in names]
+    are_new = len(names) == 1 or chance.random() < 0.3
+    after = [world.address(2) for _ in names] if are_new else [*before[1:], before[0]]
+    world.move(dict(zip(names, after, strict=True)))
+    for name in names:
+        schedule.later(schedule.some_s(), world.start, name)
+
+
 # ---- people
 
 
@@ -853,6 +870,7 @@ SCENARIOS: dict[str, tuple[float, Callable[[Schedule], None]]] = {
     "cursors lost with a disk": (0.5, lose_cursors),
     "disk fills": (0.5, disk_fills),
     "blank disk unseen": (0.5, blank_disk_unseen),
+    "addresses change": (1, change_addresses),
     "rotate quietly": (1, rotate_quietly),
     "idle subscription": (1, idle_subscription),
     "settings altered": (3, alter_settings),

@@ -67,7 +67,8 @@ class Shape:
     each under a name of its own, else all under one; None for any. `lasts_s`: how long the last faults go on, at most.
     `pause_s`: between records of a sender.
     `paces`: of readers, in records each 0.1 s, beside 2.5 on average that are sent. `replays`: how often one reads by offset.
-    `limits`: None for any. `direct`: how often batches go over direct streams. `polls`: how often readers poll.
+    `limits`: None for any. `direct`: how often batches go over direct streams. `polls`: how often readers poll. `acts`: how often they commit, and
+    seek, of their own accord.
     `stops`: how often something is stopped on purpose before a fault, or by it.
     """
 
@@ -84,11 +85,12 @@ class Shape:
     limits: Limits | None = None
     direct: float = 0.0
     polls: float = 0.0
+    acts: float = 0.0
     stops: float = 0.0
 
 
-ANY: Final = Shape(direct=0.5, polls=0.3, stops=0.08)
-"""Whatever there is. Plants, which take their schedules from shapes of their own, were found without direct streams, and stops."""
+ANY: Final = Shape(direct=0.5, polls=0.3, acts=0.2, stops=0.08)
+"""Whatever there is. Plants, which take their schedules from shapes of their own, were found without direct streams, readers that act, and stops."""
 
 
 class Stuck(Violation):
@@ -177,7 +179,13 @@ class Schedule(Nemesis):
         readers = {"reader-1": "main", "reader-2": "main"} | ({"audit": "audit"} if chance.random() < 0.4 else {})
         for name, subscription in readers.items():
             polls = random.Random(f"polls {self.seed}").random() < self.shape.polls
-            self.add(name, Reader(world, name, subscription, pace, polls=polls).main)
+            acts = random.Random(f"acts {self.seed} {name}")
+            self.add(
+                name,
+                Reader(
+                    world, name, subscription, pace, polls=polls, acts=acts if acts.random() < self.shape.acts else None
+                ).main,
+            )
         if random.Random(f"replay {self.seed}").random() < self.shape.replays:
             self.add(Replay.NAME, Replay(world).main)
         self.add("operator", self._create_queue)

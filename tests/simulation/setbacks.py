@@ -43,6 +43,7 @@ def set_back_a_seek(schedule: Schedule) -> None:
     """To before a subscription was sought, of which no link was told: a copy of the chain says so. By the older one the same
     generation would be given a second time, and what was read since the first would be skipped."""
     world = schedule.world
+    world.may_seek = False
     calmed(schedule)
     older, document = world.ensemble.copied(), world.document
     if document is None or not document.links or not document.subscriptions:
@@ -162,6 +163,7 @@ def _recovered(schedule: Schedule, others: int = 0) -> None:
 def _switched_from(schedule: Schedule) -> Kept:
     """What ZooKeeper has; then sending goes on with another group, once or twice."""
     world, chance = schedule.world, schedule.chance
+    world.may_seek = False
     calmed(schedule)
     older = world.ensemble.copied()
     switched(schedule)

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,6 +142,8 @@ class World:
         self.limits = Limits()
         self.is_draining = False
         """Whether applications are to send no more."""
+        self.may_seek = True
+        """Whether applications may seek: what they do just before ZooKeeper is lost may be in no copy of the chain."""
         self._disk_count = 0
         self._addresses = 0
         self._lives: list[Process] = []
@@ -183,6 +185,14 @@ class World:
             host.disk = self._new_disk(name)
             self.add_host(host)
             self.mains[name] = lambda name=name: self._broker(name)  # type: ignore[misc]
+
+    def move(self, addresses: Mapping[str, str]) -> None:
+        """These hosts, which are down, have other addresses from now on."""
+        for name, address in addresses.items():
+            host = self.hosts[name]
+            self.note(f"{name} goes from {host.address} to {address}")
+            host.address = address
+            self.network.add(host)
 
     def remove_group(self, group: str) -> None:
         """The members are switched off, and won't be started again."""

@@ -27,6 +27,16 @@ from tests.simulation.disk import SimulatedWriter
 from tests.simulation.plants.plant import Plant, changed, instead, together
 from tests.simulation.schedule import Shape
 
+# ---- addresses
+
+
+def _where_it_was_first(right: Any, self: peer.Peer, registered: peer.Registered | None) -> None:
+    if registered is not None:
+        first = vars(self).setdefault("first_address", registered.address)
+        registered = registered._replace(address=first)
+    right(self, registered)
+
+
 # ---- sessions
 
 
@@ -298,5 +308,13 @@ PLANTS: tuple[Plant, ...] = (
         within=20,
         shape=Shape(kinds=("a seek set back",), faults=(1, 2)),
         finds="8:",
+    ),
+    Plant(
+        "a peer stays where it is",
+        "a member is looked for at the address that its peer heard of first",
+        changed(peer.Peer, "register", _where_it_was_first),
+        within=20,
+        shape=Shape(kinds=("addresses change",), faults=(1, 1)),
+        finds="12:",
     ),
 )

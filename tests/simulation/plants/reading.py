@@ -85,6 +85,23 @@ def _as_told_now(_: Any, positions: Positions, start: int, end: int, records_per
     return offset_ranges(positions.spans, start, end, records_per_partition)
 
 
+# ---- what applications ask for
+
+
+async def _as_soon_as_it_is_moved(_: Any, self: ReaderSession, to: str, timeout_s: float) -> None:
+    await self._sought(to, boottime_s() + timeout_s)
+
+
+async def _by_the_view_at_hand(_: Any, self: ReaderSession, *arguments: Any) -> bool:
+    del arguments
+    return self.view is not None and self._fetcher is not None and self._fetcher.state.has_all_of(_all_known(self.view))
+
+
+def _all_known(view: Any) -> Any:
+    links = tuple(replace(link, is_committed_exact=True) for link in view.links)
+    return replace(view, links=links, may_be_outdated=False)
+
+
 # ---- coming back
 
 
@@ -473,5 +490,29 @@ PLANTS: tuple[Plant, ...] = (
         within=200,
         shape=Shape(kinds=("kill both members", "kill", "pause"), faults=(3, 5), replays=1.0),
         finds="12: .* read",
+    ),
+    Plant(
+        "sought and not granted",
+        "who seeks goes on as soon as its subscription is moved, and is handed what was fetched before",
+        changed(ReaderSession, "seek", _as_soon_as_it_is_moved),
+        within=60,
+        shape=Shape(kinds=("kill", "pause"), faults=(1, 2), acts=1.0, paces=(4,)),
+        finds="6: .* before it sought",
+    ),
+    Plant(
+        "all by the view at hand",
+        "who asks whether it has all goes by what it was told last, which says nothing of what was committed since",
+        changed(ReaderSession, "is_all_delivered", _by_the_view_at_hand),
+        within=20,
+        shape=Shape(kinds=("kill", "pause"), faults=(1, 2), acts=1.0, paces=(4,)),
+        finds="9: .* told to have all",
+    ),
+    Plant(
+        "fetched counts as handed out",
+        "who asks whether it has all is told so as soon as all is fetched",
+        changed(Consumer, "_is_all_handed_out", lambda *_: True),
+        within=20,
+        shape=Shape(kinds=("kill", "pause"), faults=(1, 2), acts=1.0, paces=(4,)),
+        finds="9: .* told to have all",
     ),
 )
