@@ -25,6 +25,8 @@ from tests.mutation.operators import Mutant, apply
 
 LIMIT_S = 30.0
 """Of processor time."""
+WAIT_S = 60.0
+"""So long at most a mutant of a shell may have its tests wait, for what never comes; a busy machine is not to find that of one that is well."""
 _OPTIONS = ("-q", "-p", "no:cacheprovider", "--timeout=0", "-W", "ignore")
 
 
@@ -89,12 +91,16 @@ def _found(mutant: Mutant, tests: Iterable[pytest.Item]) -> str:
     if (child := os.fork()) == 0:
 
         def give_up(*_: object) -> None:
-            os.write(writing, f"not over after {LIMIT_S:g} s".encode())
+            os.write(writing, b"it never ends")
             os._exit(0)
 
         try:
-            signal.signal(signal.SIGPROF, give_up)
-            signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
+            for number, timer, limit_s in (
+                (signal.SIGPROF, signal.ITIMER_PROF, LIMIT_S),
+                (signal.SIGALRM, signal.ITIMER_REAL, WAIT_S),
+            ):
+                signal.signal(number, give_up)
+                signal.setitimer(timer, limit_s)
             apply(mutant)
             os.write(writing, next(filter(None, map(_failed, tests)), "").encode()[:900])
             os._exit(0)

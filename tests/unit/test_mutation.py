@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.mutation import judge
+from tests.mutation import judge, quick
 from tests.mutation.judge import MODULES, own_tests
 from tests.mutation.operators import Mutant, apply, changed_lines, mutants
 
@@ -217,3 +217,11 @@ for one in quick.judge(mutants(MODULE)):
     said = dict(line.rsplit("|", 1) for line in done.stdout.splitlines() if "|" in line)
     assert said["renewed|39: always"].endswith("test_a_lease")
     assert said["Lease.usable_until_s|24: never"] == "lives"
+
+
+def test_a_mutant_that_leaves_its_tests_waiting_is_found_by_that(monkeypatch) -> None:
+    """As one of a shell: it takes no processor time."""
+    monkeypatch.setattr(quick, "WAIT_S", 0.1)
+    monkeypatch.setattr(quick, "apply", lambda _: None)
+    monkeypatch.setattr(quick, "_failed", lambda _: time.sleep(60) or "")
+    assert quick._found(mutants(MODULES[0])[0], ["a test"]) == "it never ends"
