@@ -41,6 +41,8 @@ from tests.simulation.world import World
 QUEUE = "q"
 SENDERS = ("sender-1", "sender-2")
 LOG = "log"
+MOST_SEEKS = 2
+"""Of a reader's own: one that goes back again and again never comes to the end."""
 CALL_S = 3.0
 """So long an application waits for a call."""
 SMALL_BYTES = 64
@@ -251,6 +253,7 @@ class Reader:
         self._world = world
         self._polls = polls
         self._acts = acts
+        self._seeks = 0
         self._name = name
         self._subscription = subscription
         self._pace = pace
@@ -373,9 +376,8 @@ class Reader:
         call = chance.random()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CALL_S):
-                if (
-                    call < 0.02 and self._world.may_seek and not self._world.is_draining
-                ):  # else it may never come to the end
+                if call < 0.02 and self._seeks < MOST_SEEKS and self._world.may_seek and not self._world.is_draining:
+                    self._seeks += 1
                     await self._seek(chance, session)
                 elif call < 0.4:
                     await self._commit(chance, consumer)
