@@ -179,13 +179,11 @@ class Schedule(Nemesis):
         readers = {"reader-1": "main", "reader-2": "main"} | ({"audit": "audit"} if chance.random() < 0.4 else {})
         for name, subscription in readers.items():
             polls = random.Random(f"polls {self.seed}").random() < self.shape.polls
-            acts = random.Random(f"acts {self.seed} {name}")
-            self.add(
-                name,
-                Reader(
-                    world, name, subscription, pace, polls=polls, acts=acts if acts.random() < self.shape.acts else None
-                ).main,
-            )
+            chance_to_act = random.Random(f"acts {self.seed} {name}")
+            acts = chance_to_act if chance_to_act.random() < self.shape.acts else None
+            # What it waits for, and reads once more, is not to keep it behind for good.
+            own_pace = max(pace, 5 * min(self.shape.paces)) if acts else pace
+            self.add(name, Reader(world, name, subscription, own_pace, polls=polls, acts=acts).main)
         if random.Random(f"replay {self.seed}").random() < self.shape.replays:
             self.add(Replay.NAME, Replay(world).main)
         self.add("operator", self._create_queue)
