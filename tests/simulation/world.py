@@ -461,9 +461,14 @@ class World:
         if host.disk.distrusted_by is host.process:
             return  # it can seal nothing, takes no more records, and says that its disk failed
         before = self._open_before.get(self.ensemble.leader.nodes[path].owner, set())
-        unsealed = before & host.disk.open_links()
+        unsealed = {key for key in before & host.disk.open_links() if self._is_kept(key)}
         if unsealed:
             self.violated(Violation(f"5.5: {host} registers before it sealed {sorted(unsealed)}"))
+
+    def _is_kept(self, key: LinkKey) -> bool:
+        """Whether the chain has it still: one that it let go takes no records, though its member may not have cleared it away yet."""
+        document, (queue_id, epoch) = self.document, key
+        return document is not None and document.queue_id == queue_id and epoch >= document.dropped.epoch
 
     def _written(self, path: str, data: bytes, version: int) -> None:
         if version == 0 and "/members/" in path:
