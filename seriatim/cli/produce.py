@@ -158,12 +158,18 @@ class _Run:
                 return True
         return False
 
-    def go_on(self) -> bool:
-        """After a deposal: seqs of the user's go on from the resume point. False where nothing can go on."""
+    def settle(self) -> bool:
+        """Wait until it is known what came of all that was sent. False where the command is to stop first."""
         settled = self.acknowledgements.settling()
         while not settled.wait(_LOOK_EVERY_S):  # elected again meanwhile, with records on their way of that term
             if not self.may_go_on():
                 return False
+        return True
+
+    def go_on(self) -> bool:
+        """After a deposal: seqs of the user's go on from the resume point. False where nothing can go on."""
+        if not self.settle():
+            return False
         unknown = self.acknowledgements.unknown
         if unknown and unknown[0].seq is None:
             return False
@@ -323,10 +329,9 @@ def _finish(run: _Run) -> None:
                 run.waits(error.details["reason"])
             continue
         except OutcomeUnknown:
-            if not run.go_on():
-                return
-            continue
-        return
+            pass  # handles tell of each
+        if not (run.settle() and run.acknowledgements.unknown and run.go_on()):
+            return
 
 
 def _opened_log(path: Path) -> IO[str]:

@@ -86,10 +86,6 @@ class Buffer:
         self._numbers = 0
         # Those that may be incomplete, in order; which aren't is seen when another is opened.
         self._incomplete: deque[SharedBatch] = deque()
-        # How often records failed, up to which of these times some flush has told, and the last failure.
-        self._failures = 0
-        self._told = 0
-        self._failure: SeriatimError | None = None
         self._identities: Identities | None = None
         self._term = 0
         self._is_to_be_taken_up = False
@@ -234,24 +230,26 @@ class Buffer:
             open_batch.values.extend(values)
             open_batch.timestamps_ms.extend(stamps_ms)
 
-    def flush(self) -> tuple[list[SharedBatch], int]:
-        """Close the open batch; the batches that what was sent before waits for, and what `failure_since` is to be asked with."""
+    def flush(self) -> tuple[list[SharedBatch], SeriatimError | None]:
+        """Close the open batch; the batches that what was sent before waits for, and what `failure_of` is to be asked with once they have ended."""
         self.ends.check_process()
         with self._guard:
             self._close_open()
             self._wake()
-            return [shared for shared in self._incomplete if not shared.is_done], self._told
+            return [shared for shared in self._incomplete if not shared.is_done], self.ends.failure
 
-    def failure_since(self, told: int) -> SeriatimError | None:
-        """The last failure of a record that no flush had told of when the one began that asks; it is told with this.
+    def failure_of(self, waited_for: Iterable[SharedBatch], before: SeriatimError | None) -> SeriatimError | None:
+        """What a flush raises, and by that tells of: how one of these batches failed, or records that nobody was told of when it began.
 
-        So each of several that wait at the same time hears of it.
+        So each of several that wait at the same time hears of it, whatever handles tell meanwhile.
         """
-        with self._guard:
-            if self._failure is None or self._failures <= told:
-                return None
-            self._told = self._failures
-            return copied(self._failure)
+        failure = before
+        for shared in waited_for:
+            failure = shared.error or failure
+        if failure is None:
+            return None
+        self.ends.tell_all()
+        return copied(failure)
 
     @property
     def is_spent(self) -> bool:
@@ -425,9 +423,6 @@ class Buffer:
             self._is_taken_up = False
             self._identities = None
             self._problem = NotElected(f"deposed: {reason}")
-            if failed:
-                self._failures += 1
-                self._failure = _unknown(reason)
             self._notify()
         for shared in failed:
             shared.finish(_unknown(reason))

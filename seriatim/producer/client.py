@@ -12,7 +12,7 @@ from typing import Literal, Self
 from seriatim.producer.buffer import Buffer
 from seriatim.producer.core.batching import BATCH_BYTES, BatchLimits
 from seriatim.producer.core.sender_state import SenderSettings
-from seriatim.producer.handle import Handle, Handles
+from seriatim.producer.handle import Handle, Handles, SharedBatch
 from seriatim.producer.line import Lines
 from seriatim.producer.loop import Elected, LoopSettings, SendingLoop
 from seriatim.producer.record import HeadersArgument, checked
@@ -21,7 +21,7 @@ from seriatim.protocol.batch import MAX_PAYLOAD_BYTES
 from seriatim.protocol.callbacks import call_back
 from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.election import check_name, made_up_name
-from seriatim.protocol.errors import DeadlineOver, InvalidArgument, Unreachable, Waiting
+from seriatim.protocol.errors import DeadlineOver, InvalidArgument, SeriatimError, Unreachable, Waiting
 from seriatim.protocol.flag import Waking, is_set_within, set_from_anywhere
 from seriatim.protocol.timeouts import SESSION_MAX_S, check_seconds, check_timeout
 
@@ -202,16 +202,16 @@ class Producer:
     def flush(self, timeout: float | None = None) -> None:
         """Wait until every record sent before is at its end.
 
-        Raises DeadlineOver where that takes longer than `timeout` seconds (`details["reason"]`: where it is known), OutcomeUnknown where some record's end
-        was that, and no flush has told of it before this one was called. That is said also where handles told it, and where the application
-        has sent those records again since: who has dealt with it calls this once, and passes over it, or `close` says so at the end.
+        Raises DeadlineOver where that takes longer than `timeout` seconds (`details["reason"]`: where it is known), OutcomeUnknown where the end of
+        some record that it waited for was that, or of an earlier one and nobody was told: neither by its handle's `result`, or `await`, nor by
+        a flush.
         """
         give_up_at_s = None if timeout is None else time.monotonic() + timeout
-        incomplete, told = self._buffer.flush()
+        incomplete, before = self._buffer.flush()
         for shared in incomplete:
             if not shared.wait(None if give_up_at_s is None else max(0.0, give_up_at_s - time.monotonic())):
                 raise self._overdue(timeout)
-        self._raise_failure(told)
+        self._raise_failure(incomplete, before)
 
     def _overdue(self, timeout: float | None) -> DeadlineOver:
         problem = self._buffer.problem
@@ -223,15 +223,15 @@ class Producer:
     async def flush_async(self) -> None:
         """As `flush`, without blocking the caller's loop."""
         loop = asyncio.get_running_loop()
-        incomplete, told = self._buffer.flush()
+        incomplete, before = self._buffer.flush()
         for shared in incomplete:
             is_done = asyncio.Event()
             shared.when_done(partial(set_from_anywhere, is_done, loop))
             await is_done.wait()
-        self._raise_failure(told)
+        self._raise_failure(incomplete, before)
 
-    def _raise_failure(self, told: int) -> None:
-        failure = self._buffer.failure_since(told)
+    def _raise_failure(self, waited_for: Sequence[SharedBatch], before: SeriatimError | None) -> None:
+        failure = self._buffer.failure_of(waited_for, before)
         if failure is not None:
             raise failure
 

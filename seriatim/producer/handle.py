@@ -27,18 +27,29 @@ _FOR_EVER: Final = -1.0
 
 
 class Ends:
-    """What the batches of one producer share: the lock under which they end, and the thread that ends them.
+    """What the batches of one producer share: the lock under which they end, the thread that ends them, and what nobody was told of.
 
     `guard`: of the buffer, which that thread needs for it. `is_in_parent`: the process was forked, and that thread isn't in here.
+    `untold`: so many records ended as `failure`, or as one before it, and nobody was told. `tellings`: how often all were told of at once.
     """
 
-    __slots__ = ("guard", "is_in_parent", "lock", "own_thread")
+    __slots__ = ("failure", "guard", "is_in_parent", "lock", "own_thread", "tellings", "untold")
 
     def __init__(self, guard: Guard | None = None) -> None:
         self.guard = guard
         self.lock = threading.Lock()
         self.own_thread: int | None = None
         self.is_in_parent = False
+        self.untold = 0
+        self.failure: SeriatimError | None = None
+        self.tellings = 0
+
+    def tell_all(self) -> None:
+        """Somebody was told of all that failed until now."""
+        with self.lock:
+            self.untold = 0
+            self.failure = None
+            self.tellings += 1
 
     def leave_to_parent(self, guard: Guard | None) -> None:
         """In a forked process: nothing ends here any more. The locks are new ones, because who held the others doesn't run here."""
@@ -80,8 +91,8 @@ class SharedBatch:
     `resumed`: rows that turned out to be stored already, rising.
     """
 
-    __slots__ = ("_callbacks", "_ends", "_waiting", "base", "count", "epoch", "error", "first_index", "is_done", "number", "resumed",
-                 "seqs", "size_bytes", "source")  # fmt: skip
+    __slots__ = ("_callbacks", "_ends", "_failed_in", "_told", "_waiting", "base", "count", "epoch", "error", "first_index", "is_done",
+                 "number", "resumed", "seqs", "size_bytes", "source")  # fmt: skip
 
     def __init__(self, number: int, ends: Ends) -> None:
         self.number = number
@@ -100,6 +111,9 @@ class SharedBatch:
         self._waiting: list[
             threading.Lock
         ] = []  # a held one for each thread; an Event would be three objects, six calls
+        # Rows whose failure somebody was told of; and after how many tellings of all the batch failed.
+        self._told: set[int] | None = None
+        self._failed_in = 0
 
     def identity(self, row: int) -> tuple[str, int]:
         """Source and seq of a row. Known once the batch is closed."""
@@ -120,9 +134,14 @@ class SharedBatch:
         # Made before the lock is taken: to make an object may start the collector, and a finalizer may ask for a record's end.
         no_callbacks: list[Callable[[], object]] = []
         none_waiting: list[threading.Lock] = []
-        with self._ends.lock:
+        ends = self._ends
+        with ends.lock:
             self.error = error
             self.is_done = True
+            if error is not None:
+                self._failed_in = ends.tellings
+                ends.untold += self.count - len(self.resumed)
+                ends.failure = error
             callbacks, self._callbacks = self._callbacks, no_callbacks
             waiting, self._waiting = self._waiting, none_waiting
         for held in waiting:
@@ -172,10 +191,25 @@ class SharedBatch:
         at = bisect_left(self.resumed, row)
         return at < len(self.resumed) and self.resumed[at] == row
 
+    def _tell(self, row: int) -> None:
+        """Who asked for the end of this row is told."""
+        ends = self._ends
+        told: set[int] = set()  # made before the lock is taken, as in `finish`
+        with ends.lock:
+            if self._told is None:
+                self._told = told
+            if row not in self._told:
+                self._told.add(row)
+                if self._failed_in == ends.tellings:
+                    ends.untold -= 1
+                    if not ends.untold:
+                        ends.failure = None
+
     def result(self, row: int) -> Acknowledged:
         """The end of a row. Raises its error."""
         is_resumed = bool(self.resumed) and self._is_resumed(row)
         if self.error is not None and not is_resumed:
+            self._tell(row)
             raise copied(self.error)
         source, seq = self.identity(row)
         if is_resumed or self.epoch is None:

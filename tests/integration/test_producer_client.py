@@ -392,9 +392,7 @@ def test_an_overtaken_sender_ends_its_records_as_unknown_and_never_sends_them_ag
         elected = producer.wait_until_elected(WAIT_S)
         assert elected.token == 6
         assert elected.resume_point == {"p": 1}
-        assert producer.send(b"2", seq=2).result(WAIT_S).source == "p"
-        with pytest.raises(errors.OutcomeUnknown):
-            producer.flush(WAIT_S)
+        assert producer.send(b"2", seq=2).result(WAIT_S).source == "p"  # and to flush, and close, says nothing of them once more
     assert cluster.values() == [b"0", b"1", b"2"]
     assert told == ["elected 1", "deposed", "elected 6", "deposed"]
 
@@ -669,8 +667,6 @@ def test_an_exit_that_nobody_foresaw_ends_every_record_and_leaves_the_election(c
             handle.result(WAIT_S)
         with pytest.raises(errors.BugError, match="SystemExit"):
             producer.send(b"2")
-        with pytest.raises(errors.OutcomeUnknown):
-            producer.flush(WAIT_S)
         cluster.silent_epochs = set()
         with new(cluster, "another") as another:
             another.wait_until_elected(35)  # before the session would be over by itself
@@ -958,6 +954,18 @@ def test_each_thread_that_flushes_hears_of_a_failure(cluster: SmallCluster) -> N
         assert told == ["unknown", "unknown"]
         cluster.silent_epochs = set()
         producer.flush(WAIT_S)  # told once
+
+
+def test_who_asks_no_handle_hears_of_a_failure_when_it_closes(cluster: SmallCluster) -> None:
+    producer = new(cluster)
+    producer.wait_until_elected(WAIT_S)
+    cluster.silent_epochs = {*range(100)}
+    handle = producer.send(b"1")
+    producer.stand_again()
+    wait_until(handle.done)
+    with pytest.raises(errors.OutcomeUnknown):
+        producer.close()
+    assert not producer._loop._thread.is_alive()
 
 
 def test_many_at_once_from_many_threads(cluster: SmallCluster) -> None:

@@ -579,11 +579,78 @@ def test_a_deposed_buffer_ends_everything_as_unknown_once() -> None:
     for handle in handles:
         with pytest.raises(errors.OutcomeUnknown, match="fenced"):
             handle.result(0)
-    (_, told), (_, told_too) = buffer.flush(), buffer.flush()
-    assert isinstance(buffer.failure_since(told), errors.OutcomeUnknown)
-    assert isinstance(buffer.failure_since(told_too), errors.OutcomeUnknown)
-    assert buffer.failure_since(buffer.flush()[1]) is None
     assert buffer.take(0) is None
+
+
+def _untold(buffer: Buffer) -> errors.SeriatimError | None:
+    """What a flush that begins now, with nothing on its way, would raise."""
+    return buffer.failure_of(*buffer.flush())
+
+
+def _failed(buffer: Buffer, count: int) -> list[Handle]:
+    """So many records whose outcome nobody knows."""
+    handles = [send(buffer) for _ in range(count)]
+    shared, _ = buffer.take(0) or pytest.fail("nothing to take")
+    buffer.depose("fenced", [shared])
+    buffer.elect(Token(2), {})
+    return handles
+
+
+def test_a_flush_tells_of_what_no_handle_told() -> None:
+    """Who was told by its handle, and has sent that again since, would be told once more when it closes the producer."""
+    buffer = new()
+    handles = _failed(buffer, 3)
+    for handle in (handles[2], handles[2], handles[0]):
+        with pytest.raises(errors.OutcomeUnknown):
+            handle.result(0)
+    assert isinstance(_untold(buffer), errors.OutcomeUnknown)
+    for handle in _failed(buffer, 3):
+        with pytest.raises(errors.OutcomeUnknown):
+            handle.result(0)
+    assert _untold(buffer) is None
+
+
+def test_what_a_flush_told_of_is_told_and_what_handles_say_of_it_hides_nothing_later() -> None:
+    buffer = new()
+    handles = _failed(buffer, 2)
+    assert isinstance(_untold(buffer), errors.OutcomeUnknown)
+    assert _untold(buffer) is None
+    later = _failed(buffer, 1)
+    with pytest.raises(errors.OutcomeUnknown):
+        handles[0].result(0)
+    assert isinstance(_untold(buffer), errors.OutcomeUnknown)
+    with pytest.raises(errors.OutcomeUnknown):
+        later[0].result(0)
+    assert _untold(buffer) is None
+
+
+def test_each_flush_tells_of_what_it_waited_for_and_of_what_was_untold_when_it_began() -> None:
+    """Whatever handles, and other flushes, tell while it waits."""
+    buffer = new()
+    _failed(buffer, 1)
+    began = buffer.flush()
+    began_too = buffer.flush()
+    handle = send(buffer)
+    waiting = buffer.flush()
+    shared, _ = buffer.take(0) or pytest.fail("nothing to take")
+    buffer.depose("closed", [shared])
+    with pytest.raises(errors.OutcomeUnknown):
+        handle.result(0)
+    for before in (began, began_too, waiting):
+        assert isinstance(buffer.failure_of(*before), errors.OutcomeUnknown)
+    assert _untold(buffer) is None
+
+
+def test_rows_that_were_stored_before_are_nothing_to_be_told_of() -> None:
+    buffer = new()
+    handles = [send(buffer, seq=seq) for seq in range(2)]
+    shared, _ = buffer.take(0) or pytest.fail("nothing to take")
+    shared.resume({"p": 0})
+    buffer.depose("fenced", [shared])
+    assert handles[0].result(0).epoch is None
+    with pytest.raises(errors.OutcomeUnknown):
+        handles[1].result(0)
+    assert _untold(buffer) is None
 
 
 def test_after_a_deposal_seqs_of_the_users_wait_for_the_resume_point_to_be_read() -> None:
