@@ -15,7 +15,7 @@ from seriatim.consumer.fetching import Fetcher
 from seriatim.consumer.handling import Blocked, handle
 from seriatim.consumer.handover import Chunk, HandOver
 from seriatim.consumer.loop import LoopThread
-from seriatim.consumer.reader import Reader
+from seriatim.consumer.reader import CLOSE_TIMEOUT_S, Reader, weakly
 from seriatim.consumer.session import ReaderSession, ReaderSettings
 from seriatim.protocol import lifecycle, log, values
 from seriatim.protocol.callbacks import call_back
@@ -34,7 +34,6 @@ RECORDS_AT_ONCE = 100
 """So many records are made at a time for who iterates."""
 RECORDS_A_TURN = 200
 """So many are awaited at most before whatever else runs on the application's loop has its turn: timers, cancellations, other tasks."""
-_CLOSE_TIMEOUT_S = 5.0
 _COMMIT_TIMEOUT_S = 30.0
 _CLOSED = "the consumer is closed"
 
@@ -62,6 +61,8 @@ class Consumer(Reader):
     Used by one application thread, and by one task of a loop, at a time: whoever asks for a record is done with the one before, and with
     two of them that is another one's. `close` and `commit` by any. A signal's handler better sets an event: it may have
     interrupted what they wait for. Opened by its first use, or as a context manager. Opening raises Unreachable, DeadlineOver, UnknownQueue, UnknownSubscription.
+    One that nobody has any more, and that wasn't closed, warns (ResourceWarning) and resigns. Its callbacks are kept: who has it and gives
+    it methods of their own has it as long.
 
     A forked process can't use what its parent has opened: all but `close`, which does nothing there, raises InvalidArgument. Nor can it
     open any of its own, where the parent's weren't closed before the fork: gRPC doesn't outlive one. Start processes by spawn.
@@ -131,7 +132,7 @@ class Consumer(Reader):
                 except BaseException:
                     self._end(thread)
                     raise
-                self._thread = thread
+                self._opened_on(thread)
         return self
 
     def _opened(self) -> LoopThread:
@@ -151,8 +152,8 @@ class Consumer(Reader):
         session = ReaderSession(
             self._coordinators,
             self._settings,
-            on_grant=self._granted,
-            on_lease=self._leased,
+            on_grant=weakly(self._granted),
+            on_lease=weakly(self._leased),
             on_end=self._hand_over.end,
             on_failure=self._hand_over.fail,
         )
@@ -160,7 +161,8 @@ class Consumer(Reader):
         await self._stand(session)
         self._fetcher = fetcher
         if self._auto_commit_ms is not None:
-            self._tasks.append(asyncio.create_task(self._commit_regularly(self._auto_commit_ms / 1000)))
+            commit = weakly(self._ask_commit)
+            self._tasks.append(asyncio.create_task(_regularly(self._auto_commit_ms / 1000, commit)))
 
     def close(self) -> None:
         """Commit what the application has moved past, unless commits are its own affair; then stop and resign."""
@@ -185,7 +187,7 @@ class Consumer(Reader):
             thread.check_may_wait()
 
     def _end(self, thread: LoopThread) -> None:
-        thread.end(self._stop(), 2 * _CLOSE_TIMEOUT_S, self._leave)
+        thread.end(self._stop(), 2 * CLOSE_TIMEOUT_S, self._leave)
 
     async def _stop(self) -> None:
         session = self._session
@@ -193,7 +195,7 @@ class Consumer(Reader):
             place = self._passed_place()
             if place is not None and place > session.committed:
                 try:
-                    async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                    async with asyncio.timeout(CLOSE_TIMEOUT_S):
                         await session.commit(place)
                 except (SeriatimError, TimeoutError) as error:
                     _log.info("not all committed at the end", queue=self.queue, reason=error)
@@ -230,7 +232,7 @@ class Consumer(Reader):
         left_s = valid_until_s - boottime_s()
         is_elected = left_s > 0
         if is_elected:  # where no write is answered, but pings are, nothing else tells the end (H10)
-            self._lapse = asyncio.get_running_loop().call_later(left_s, self._leased, 0.0)
+            self._lapse = asyncio.get_running_loop().call_later(left_s, weakly(self._leased), 0.0)
         if is_elected is not self._is_elected:
             self._is_elected = is_elected
             call_back(_log, self._on_elected if is_elected else self._on_deposed)
@@ -243,12 +245,10 @@ class Consumer(Reader):
             term, place = chunk.term, chunk.place_after(chunk.passed)
         return place if term == self._hand_over.term and self._hand_over.is_reading else None
 
-    async def _commit_regularly(self, interval_s: float) -> None:
-        while True:
-            await asyncio.sleep(interval_s)
-            place = self._passed_place()
-            if place is not None and self._session is not None:
-                self._session.ask_commit(place)
+    def _ask_commit(self) -> None:
+        place = self._passed_place()
+        if place is not None and self._session is not None:
+            self._session.ask_commit(place)
 
     # ---- reading
 
@@ -554,3 +554,9 @@ class Consumer(Reader):
             if self._chunk is not None:
                 self._chunk.row = self._chunk.passed
             raise
+
+
+async def _regularly(interval_s: float, call: Callable[[], object]) -> None:
+    while True:
+        await asyncio.sleep(interval_s)
+        call()

@@ -24,6 +24,7 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self._process = os.getpid()
         self._is_stopped = False
+        self._ending: asyncio.Task[None] | None = None
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(rpc.ignore_shared_poller)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -139,6 +140,25 @@ class LoopThread:
                 behind()
             finally:
                 self.close()
+
+    def end_alone(self, last: Callable[[], Coroutine[Any, Any, object]]) -> bool:
+        """End what runs there, then run `last`, and close, without waiting for any of it. False: it is closed, or in a forked process.
+
+        As a finalizer's work, which may have interrupted anybody: no lock is taken, and `last` is called when that thread has its turn.
+        """
+
+        def begin() -> None:
+            self._ending = self._loop.create_task(self._ended(last))
+
+        return self.tell(begin)
+
+    async def _ended(self, last: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        try:
+            await _nothing_left()
+            await last()
+        finally:
+            self._is_stopped = True
+            self._loop.stop()
 
     def close(self) -> None:
         """End what runs there, and the thread."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
-from typing import Self
+from functools import partial
+from typing import Any, Self
 
 from seriatim.consumer.commits import OVERDUE
 from seriatim.consumer.core.view import ChainView, Grant, Place
 from seriatim.consumer.loop import LoopThread
-from seriatim.consumer.reader import Reader
+from seriatim.consumer.reader import CLOSE_TIMEOUT_S, Reader, weakly
 from seriatim.consumer.session import ReaderSession, ReaderSettings
 from seriatim.protocol import lifecycle, log
 from seriatim.protocol.callbacks import call_back
@@ -28,7 +29,6 @@ from seriatim.protocol.flag import Waking
 from seriatim.protocol.names import Generation, Offset, SubscriptionId, Token
 
 _log = log.logger("consumer")
-_CLOSE_TIMEOUT_S = 5.0
 _COMMIT_EVERY_S, _COMMIT_TIMEOUT_S = 0.2, 5.0
 """How often what was asked for is committed at most, and how long before it is looked at anew: more may be asked for by then."""
 
@@ -95,9 +95,9 @@ class Subscriber(Reader):
             try:
                 thread.run(self._start())
             except BaseException:
-                thread.end(self._stop(), _CLOSE_TIMEOUT_S, self._leave)
+                thread.end(self._stop(), CLOSE_TIMEOUT_S, self._leave)
                 raise
-            self._thread = thread
+            self._opened_on(thread)
         return self
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ class Subscriber(Reader):
             return
         thread.check_may_wait()
         self._thread = None
-        thread.end(self._stop(), 2 * _CLOSE_TIMEOUT_S, self._leave)
+        thread.end(self._stop(), 2 * CLOSE_TIMEOUT_S, self._leave)
 
     def _leave_to_parent(self) -> None:
         """In a process that was forked from the one that is elected: the term, and its token, stay there."""
@@ -231,33 +231,30 @@ class Subscriber(Reader):
         session = ReaderSession(
             self._coordinators,
             self._settings,
-            on_grant=self._granted,
-            on_lease=self._leased,
-            on_end=self._ended,
-            on_failure=self._failed,
+            on_grant=weakly(self._granted),
+            on_lease=weakly(self._leased),
+            on_end=weakly(self._ended),
+            on_failure=weakly(self._failed),
         )
         await self._stand(session)
-        self._tasks.append(asyncio.create_task(self._commit_asked(session)))
+        commit = partial(weakly(self._commit_asked), session)
+        self._tasks.append(asyncio.create_task(_repeatedly(self._is_asked, commit)))
 
     def _ask(self, offset: Offset, term: Term) -> None:
         self._asked = offset, term
         self._is_asked.set()
 
     async def _commit_asked(self, session: ReaderSession) -> None:
-        while True:
-            await self._is_asked.wait()
-            self._is_asked.clear()
-            if self._asked is not None:
-                offset, term = self._asked
-                try:
-                    async with asyncio.timeout(_COMMIT_TIMEOUT_S):
-                        await self._commit(session, offset, term)
-                except (Fenced, NotElected, OlderGeneration):
-                    pass  # if its term goes on after all, `_granted` says so
-                except (SeriatimError, TimeoutError) as error:
-                    _log.debug("not committed yet", queue=self.queue, offset=offset, reason=error)
-                    self._is_asked.set()
-                await asyncio.sleep(_COMMIT_EVERY_S)
+        if self._asked is not None:
+            offset, term = self._asked
+            try:
+                async with asyncio.timeout(_COMMIT_TIMEOUT_S):
+                    await self._commit(session, offset, term)
+            except (Fenced, NotElected, OlderGeneration):
+                pass  # if its term goes on after all, `_granted` says so
+            except (SeriatimError, TimeoutError) as error:
+                _log.debug("not committed yet", queue=self.queue, offset=offset, reason=error)
+                self._is_asked.set()
 
     def _granted(self, grant: Grant, place: Place) -> None:
         view = None if self._session is None else self._session.view
@@ -282,6 +279,17 @@ class Subscriber(Reader):
     def _failed(self, error: SeriatimError) -> None:
         self._error = error
         self._woken.wake()
+
+
+async def _repeatedly(is_asked: asyncio.Event, commit: Callable[[], Coroutine[Any, Any, None] | None]) -> None:
+    while True:
+        await is_asked.wait()
+        is_asked.clear()
+        committing = commit()
+        if committing is not None:
+            await committing
+        del committing  # which has the subscriber
+        await asyncio.sleep(_COMMIT_EVERY_S)
 
 
 def _offset(view: ChainView, place: Place) -> Offset:

@@ -26,6 +26,6 @@ from __future__ import annotations
 from seriatim.producer.acknowledged import Acknowledged
 from seriatim.producer.client import Producer
 from seriatim.producer.handle import Handle, Handles
-from seriatim.producer.loop import Elected
+from seriatim.producer.terms import Elected
 
 __all__ = ["Acknowledged", "Elected", "Handle", "Handles", "Producer"]

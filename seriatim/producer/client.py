@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+import warnings
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import repeat
@@ -12,20 +14,19 @@ from typing import Literal, Self
 from seriatim.producer.buffer import Buffer
 from seriatim.producer.core.batching import BATCH_BYTES, BatchLimits
 from seriatim.producer.core.sender_state import SenderSettings
+from seriatim.producer.guard import IS_COMPILED
 from seriatim.producer.handle import Handle, Handles, SharedBatch
 from seriatim.producer.line import Lines
-from seriatim.producer.loop import Elected, LoopSettings, SendingLoop
+from seriatim.producer.loop import LoopSettings, SendingLoop, all_done
 from seriatim.producer.record import HeadersArgument, checked
-from seriatim.protocol import lifecycle, log, values
+from seriatim.producer.terms import Elected, Terms
+from seriatim.protocol import lifecycle, values
 from seriatim.protocol.batch import MAX_PAYLOAD_BYTES
-from seriatim.protocol.callbacks import call_back
 from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.election import check_name, made_up_name
 from seriatim.protocol.errors import DeadlineOver, InvalidArgument, SeriatimError, Unreachable, Waiting
 from seriatim.protocol.flag import Waking, is_set_within, set_from_anywhere
 from seriatim.protocol.timeouts import SESSION_MAX_S, check_seconds, check_timeout
-
-_log = log.logger("producer")
 
 AUTOMATIC_SOURCE = "producer"
 """Of records that an application names nothing of. One for all such senders of a queue: their seqs rise with the token."""
@@ -44,7 +45,8 @@ class Producer:
 
     Keep it open: each election takes one of 16,777,215 numbers that a queue has for senders whose records have no seqs of their own.
     And close it: what isn't acknowledged when the process ends may never be sent. As a context manager it is closed at the end,
-    or, where that comes by an exception, aborted.
+    or, where that comes by an exception, aborted. One that nobody has any more, and that wasn't closed, warns (ResourceWarning), and closes
+    itself behind what it was given to send. Its callbacks are kept: who has it and gives it methods of their own has it as long.
 
     A forked process can't use its parent's producers: what sends or waits raises InvalidArgument there, and `close` does nothing. Nor
     can it have any of its own, where the parent's weren't closed before the fork: gRPC doesn't outlive one. Start processes by spawn.
@@ -94,32 +96,31 @@ class Producer:
         check_seconds("max_block_s", max_block_s, may_be_zero=True)
         check_seconds("acknowledgement_deadline_s", acknowledgement_deadline_s)
         check_seconds("session_timeout_s", session_timeout_s, most=SESSION_MAX_S)
-        self._application_on_elected = on_elected
-        self._application_on_deposed = on_deposed
         limits, automatic_source = (
             BatchLimits(batch_bytes, linger_ms / 1000),
             AUTOMATIC_SOURCE if name is None else name,
         )
         self._buffer = Buffer(self.name, limits, max_buffer_bytes, max_block_s, automatic_source)
+        # Who has this, or the producer, can send; the producer's thread has neither. A method that isn't compiled would be gone once it is called.
+        self._sending = self._buffer.send if IS_COMPILED else partial(self._buffer.send)
         if type(self).send is _SEND:
-            self.send = self._buffer.send  # type: ignore[method-assign] # the same, one call less for each record
+            self.send = self._sending  # type: ignore[method-assign] # the same, one call less for each record
         self._max_block_s = max_block_s
         self._lines = Lines()
-        self._elected: Elected | None = None
-        self._standing_waiters: dict[Callable[[], None], None] = {}  # and no lock, as in the consumer's HandOver
-        self._buffer.when_stopped(lambda: self._set_standing(None))
+        self._terms = Terms(on_elected, on_deposed)
+        self._buffer.when_stopped(self._terms.end)
         self._loop = SendingLoop(
             LoopSettings(queue, self.name, session_timeout_s, compression == "zstd"),
             SenderSettings(deadline_s=acknowledgement_deadline_s),
             self._buffer,
             any_coordinator,
-            self._on_elected,
-            self._on_deposed,
+            self._terms,
         )
         self._is_closed = False
         self._loop.start()
+        weakref.finalize(self._sending, _dropped, self._loop, queue).atexit = False
         lifecycle.call_in_child(self, Producer._leave_to_parent)
-        lifecycle.call_at_exit(self, Producer._tell_what_is_left)
+        lifecycle.call_at_exit(self._loop, SendingLoop.tell_what_is_left)
 
     # ---- sending -----------------------------------------------------------------------------------------------
 
@@ -222,12 +223,8 @@ class Producer:
 
     async def flush_async(self) -> None:
         """As `flush`, without blocking the caller's loop."""
-        loop = asyncio.get_running_loop()
         incomplete, before = self._buffer.flush()
-        for shared in incomplete:
-            is_done = asyncio.Event()
-            shared.when_done(partial(set_from_anywhere, is_done, loop))
-            await is_done.wait()
+        await all_done(incomplete)
         self._raise_failure(incomplete, before)
 
     def _raise_failure(self, waited_for: Sequence[SharedBatch], before: SeriatimError | None) -> None:
@@ -240,12 +237,12 @@ class Producer:
     @property
     def elected(self) -> Elected | None:
         """The term in which this instance is the elected sender, as far as its loop has told; None: it isn't."""
-        return self._elected
+        return self._terms.elected
 
     @property
     def is_elected(self) -> bool:
         """Whether this instance is the elected sender, as far as it can know: where its loop stands still, another one may be."""
-        return self._elected is not None and self._loop.is_live
+        return self._terms.elected is not None and self._loop.is_live
 
     @property
     def is_live(self) -> bool:
@@ -268,7 +265,7 @@ class Producer:
         may_look = Waking()
         waiter = may_look.wake
         try:
-            self._standing_waiters[waiter] = None  # before the first look
+            self._terms.waiters[waiter] = None  # before the first look
             while (elected := self._taken_up()) is None:
                 left_s = None if give_up_at_s is None else give_up_at_s - time.monotonic()
                 if left_s is not None and left_s <= 0:
@@ -276,7 +273,7 @@ class Producer:
                 self._buffer.ends.check_wait()
                 may_look.wait(left_s)
         finally:
-            self._standing_waiters.pop(waiter, None)
+            self._terms.waiters.pop(waiter, None)
         return elected
 
     async def wait_until_elected_async(self) -> Elected:
@@ -284,17 +281,17 @@ class Producer:
         may_look = asyncio.Event()
         waiter = partial(set_from_anywhere, may_look, asyncio.get_running_loop())
         try:
-            self._standing_waiters[waiter] = None
+            self._terms.waiters[waiter] = None
             while (elected := self._taken_up()) is None:
                 await may_look.wait()
                 may_look.clear()
         finally:
-            self._standing_waiters.pop(waiter, None)
+            self._terms.waiters.pop(waiter, None)
         return elected
 
     def _taken_up(self) -> Elected | None:
         """The term, whose records are taken from now on; None while there is none. Raises why there will be none any more."""
-        elected, stopped = self._elected, self._buffer.stopped
+        elected, stopped = self._terms.elected, self._buffer.stopped
         if elected is not None:
             self._buffer.take_up(elected.token)
         elif stopped is not None:
@@ -308,26 +305,13 @@ class Producer:
         from now on.
         """
         if not self._is_closed:
-            self._set_standing(None)
+            self._terms.end()
             self._loop.stand_again()
-
-    def _on_elected(self, elected: Elected) -> None:
-        self._set_standing(elected)
-        call_back(_log, self._application_on_elected, elected)
-
-    def _on_deposed(self, reason: str) -> None:
-        self._set_standing(None)
-        call_back(_log, self._application_on_deposed, reason)
-
-    def _set_standing(self, elected: Elected | None) -> None:
-        self._elected = elected
-        for waiter in list(self._standing_waiters):
-            waiter()
 
     def _leave_to_parent(self) -> None:
         """In a process that was forked from the one that it runs in: refuse everything, and leave nothing to close."""
         self._buffer.leave_to_parent()
-        self._elected = None
+        self._terms.elected = None
         self._is_closed = True
 
     # ---- the end -----------------------------------------------------------------------------------------------
@@ -354,16 +338,6 @@ class Producer:
         if not self._buffer.ends.is_in_parent:
             self._loop.close(10 if is_first and self._buffer.ends.may_wait else 0)
 
-    def _tell_what_is_left(self) -> None:
-        """Where the process ends: nobody waits for the producer's thread then, and what `send` took went without a word."""
-        if not self._is_closed:
-            incomplete, _ = self._buffer.flush()
-            if incomplete:
-                records = sum(shared.count for shared in incomplete)
-                _log.warning(
-                    "not closed at the end of the process: records may be lost", queue=self.queue, records=records
-                )
-
     def __enter__(self) -> Self:
         return self
 
@@ -378,6 +352,12 @@ class Producer:
 
     async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         await asyncio.to_thread(self.close if error is None else self.abort)
+
+
+def _dropped(loop: SendingLoop, queue: str) -> None:
+    """Nobody can send any more. As a finalizer, in the middle of whatever any thread does: nothing here may wait."""
+    if loop.close_behind_last():
+        warnings.warn(f"unclosed producer of queue {queue!r}", ResourceWarning, stacklevel=1)
 
 
 _SEND = Producer.send

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Coroutine, Iterable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, assert_never
 
 from seriatim.producer.buffer import Buffer
@@ -16,6 +17,7 @@ from seriatim.producer.core.sender import decide, wake_at_s
 from seriatim.producer.core.sender_state import Phase, SenderSettings, SenderState
 from seriatim.producer.handle import SharedBatch
 from seriatim.producer.route import Route
+from seriatim.producer.terms import Elected, Terms
 from seriatim.protocol import ensemble, log, rpc
 from seriatim.protocol.batch import encode
 from seriatim.protocol.coordinators import Coordinators
@@ -30,6 +32,7 @@ from seriatim.protocol.errors import (
     Waiting,
     WorldError,
 )
+from seriatim.protocol.flag import set_from_anywhere
 from seriatim.protocol.names import Epoch, Index, QueueId, Token
 from seriatim.protocol.nodes import Paths
 from seriatim.protocol.seriatim_pb2 import (
@@ -44,22 +47,8 @@ _log = log.logger("producer")
 
 ACQUIRE_TIMEOUT_S = 5.0
 _CONNECT_RETRY_S = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Elected:
-    """What an instance is told when it may send: its token, and up to which seq of each source all is stored.
-
-    `resume_point` is None where nobody can tell, because an earlier link is lost. `held`: up to where the queue has records,
-    at or above the resume point; what lies between may be on one disk only, and is sent again by whoever still has it. Who
-    hasn't, because it was acknowledged, knows by `held` that none is missing. `given_up_from`: the first seq of a source that
-    an operator may have given up.
-    """
-
-    token: Token
-    resume_point: Mapping[str, int] | None
-    held: Mapping[str, int] = field(default_factory=dict)
-    given_up_from: Mapping[str, int] = field(default_factory=dict)
+_LAST_S = 30.0
+"""So long a producer that was dropped goes on with what it has, as `close` does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +64,7 @@ class LoopSettings:
 class SendingLoop:
     """Runs one sender until `close`.
 
-    `on_elected`, `on_deposed` are called on its thread. An error that ends the sender is put into the buffer, where
-    the application meets it.
+    `terms` are told on its thread. An error that ends the sender is put into the buffer, where the application meets it.
     """
 
     def __init__(
@@ -85,15 +73,13 @@ class SendingLoop:
         sender_settings: SenderSettings,
         buffer: Buffer,
         coordinators: Coordinators,
-        on_elected: Callable[[Elected], None],
-        on_deposed: Callable[[str], None],
+        terms: Terms,
     ) -> None:
         self._settings = settings
         self._sender_settings = sender_settings
         self._buffer = buffer
         self._coordinators = coordinators
-        self._on_elected = on_elected
-        self._on_deposed = on_deposed
+        self._terms = terms
         self._state = SenderState()
         self._batches: dict[int, SharedBatch] = {}
         self._route = Route(self._spawn, self._handle)
@@ -124,6 +110,44 @@ class SendingLoop:
                 self._loop.call_soon_threadsafe(self._closing.set)
             if timeout_s:
                 self._thread.join(timeout_s)
+
+    def close_behind_last(self) -> bool:
+        """Close once all that was sent is at its end, by another thread, and not waited for. False: it is closed already, or not of this process.
+
+        As a finalizer's work, which may have interrupted anybody: no lock is taken, and nothing logged, before that thread has its turn.
+        """
+        if self._closing.is_set() or self._buffer.ends.is_in_parent:
+            return False
+        try:
+            self._loop.call_soon_threadsafe(self._dropped)
+        except RuntimeError:
+            return False
+        return True
+
+    def _dropped(self) -> None:
+        _log.warning("not closed, and nobody has it any more: it closes itself", queue=self._settings.queue)
+        self._spawn(self._close_behind_last())
+
+    async def _close_behind_last(self) -> None:
+        try:
+            async with asyncio.timeout(_LAST_S):
+                await all_done(self._buffer.flush()[0])
+        except TimeoutError:
+            pass
+        finally:
+            self._closing.set()
+
+    def tell_what_is_left(self) -> None:
+        """Where the process ends: nobody waits for this thread then, and what `send` took went without a word."""
+        if not (self._closing.is_set() or self._buffer.ends.is_in_parent):
+            incomplete, _ = self._buffer.flush()
+            if incomplete:
+                records = sum(shared.count for shared in incomplete)
+                _log.warning(
+                    "not closed at the end of the process: records may be lost",
+                    queue=self._settings.queue,
+                    records=records,
+                )
 
     @property
     def is_live(self) -> bool:
@@ -378,10 +402,10 @@ class SendingLoop:
             case events.TellElected(token, grant):
                 self._buffer.elect(token, grant.resume_point, grant.held)
                 _log.info("elected", queue=self._settings.queue, token=token)
-                self._on_elected(Elected(token, grant.resume_point, grant.held, grant.given_up_from))
+                self._terms.begin(Elected(token, grant.resume_point, grant.held, grant.given_up_from))
             case events.TellDeposed():
                 _log.info("deposed", queue=self._settings.queue, reason=effect.reason)
-                self._on_deposed(effect.reason)
+                self._terms.depose(effect.reason)
             case events.StandAgain():
                 self._spawn(self._stand_again())
             case events.Stop():
@@ -477,6 +501,15 @@ class SendingLoop:
                 ),
             )
         )
+
+
+async def all_done(batches: Iterable[SharedBatch]) -> None:
+    """Wait until all of them are at their end, on any loop."""
+    loop = asyncio.get_running_loop()
+    for shared in batches:
+        is_done = asyncio.Event()
+        shared.when_done(partial(set_from_anywhere, is_done, loop))
+        await is_done.wait()
 
 
 def _full() -> SeriatimError:

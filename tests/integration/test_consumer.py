@@ -216,6 +216,32 @@ def test_the_standby_takes_over_at_the_committed_cursor(cluster: FakeCluster) ->
             assert [record.offset for record in taken(second, 6)] == list(range(4, 10))
 
 
+@pytest.mark.parametrize("kind", ["consumer", "subscriber"])
+def test_a_reader_that_nobody_has_any_more_resigns(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    """It stayed elected as long as its process lived, and no other reader was handed anything."""
+    cluster.append(numbered(0, 10), 0)
+
+    def drop() -> None:
+        if kind == "consumer":
+            for record in new(cluster, session_timeout_s=40):
+                assert record.offset == 0
+                return
+        subscriber = Subscriber(cluster.coordinator, "q", session_timeout_s=40, connect_timeout_s=WAIT_S).open()
+        term = subscriber.wait_elected(WAIT_S)
+        subscriber.ask_commit(0, term=term)
+
+    def drop_and_read_on() -> None:
+        drop()
+        with new(cluster, name="another") as another:
+            assert another.poll(10, 35)  # before the session would be over by itself
+
+    with pytest.warns(ResourceWarning, match=f"unclosed {kind} of queue 'q'"):
+        drop_and_read_on()
+    assert "nobody has it any more" in caplog.text
+
+
 def test_seek_starts_again_there(cluster: FakeCluster) -> None:
     cluster.append(numbered(0, 10), 0)
     cluster.switch()

@@ -20,6 +20,7 @@ from seriatim.producer import Acknowledged, Elected, Producer, loop
 from seriatim.producer import client as client_module
 from seriatim.producer.core import sequencing
 from seriatim.producer.handle import _set_from_thread
+from seriatim.producer.terms import Terms
 from seriatim.protocol import batch as batches
 from seriatim.protocol import errors, rpc
 from seriatim.protocol import seriatim_pb2 as pb
@@ -392,7 +393,9 @@ def test_an_overtaken_sender_ends_its_records_as_unknown_and_never_sends_them_ag
         elected = producer.wait_until_elected(WAIT_S)
         assert elected.token == 6
         assert elected.resume_point == {"p": 1}
-        assert producer.send(b"2", seq=2).result(WAIT_S).source == "p"  # and to flush, and close, says nothing of them once more
+        assert (
+            producer.send(b"2", seq=2).result(WAIT_S).source == "p"
+        )  # and to flush, and close, says nothing of them once more
     assert cluster.values() == [b"0", b"1", b"2"]
     assert told == ["elected 1", "deposed", "elected 6", "deposed"]
 
@@ -784,25 +787,28 @@ def test_a_flush_from_asyncio_waits_for_nothing_that_others_send_meanwhile(clust
     asyncio.run(main())
 
 
-class _Deposed(Producer):
+class _Deposed(Terms):
     """As if the instance were deposed as soon as somebody has seen that it is elected."""
 
     seen: Any = None
 
     @property
-    def _elected(self) -> Any:
+    def elected(self) -> Any:
         seen, self.seen = self.seen, None
         return seen
 
-    @_elected.setter
-    def _elected(self, elected: Any) -> None:
+    @elected.setter
+    def elected(self, elected: Any) -> None:
         self.seen = elected
 
 
-def test_who_waits_is_told_of_a_term_that_ends_at_that_moment(cluster: SmallCluster) -> None:
-    with _Deposed(cluster.address, "q", "p", session_timeout_s=20) as producer:
+def test_who_waits_is_told_of_a_term_that_ends_at_that_moment(
+    cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "Terms", _Deposed)
+    with new(cluster) as producer:
         elected = producer.wait_until_elected(WAIT_S)
-        producer._elected = elected
+        producer._terms.elected = elected
         assert asyncio.run(producer.wait_until_elected_async()).token == elected.token
 
 
@@ -855,7 +861,7 @@ def test_who_stands_by_leaves_no_waiters_behind(cluster: SmallCluster) -> None:
         producer, other = new(cluster, max_block_s=0.001), new(cluster)
         asyncio.run(main(producer))
         assert not producer._buffer._waiters
-        assert not producer._standing_waiters
+        assert not producer._terms.waiters
         assert not other._buffer._waiters
         producer.abort()
         other.abort()
@@ -966,6 +972,31 @@ def test_who_asks_no_handle_hears_of_a_failure_when_it_closes(cluster: SmallClus
     with pytest.raises(errors.OutcomeUnknown):
         producer.close()
     assert not producer._loop._thread.is_alive()
+
+
+def test_a_producer_that_nobody_has_any_more_sends_what_it_was_given_and_leaves_the_election(
+    cluster: SmallCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It stayed elected as long as its process lived, and nobody else could send."""
+    with pytest.warns(ResourceWarning, match="unclosed producer of queue 'q'"):
+        handle = new(cluster, session_timeout_s=40).send(b"1")
+    handle.result(WAIT_S)
+    with new(cluster, "another") as another:
+        another.wait_until_elected(35)  # before the session would be over by itself
+        another.send(b"2").result(WAIT_S)
+    assert cluster.values() == [b"1", b"2"]
+    assert "nobody has it any more" in caplog.text
+
+
+def test_who_has_its_send_has_the_producer(cluster: SmallCluster) -> None:
+    send = new(cluster, session_timeout_s=40).send
+    for number in range(3):
+        send(b"%d" % number).result(WAIT_S)
+    with pytest.warns(ResourceWarning, match="unclosed producer"):
+        del send
+    with new(cluster, "another") as another:
+        another.wait_until_elected(35)
+    assert cluster.values() == [b"0", b"1", b"2"]
 
 
 def test_many_at_once_from_many_threads(cluster: SmallCluster) -> None:

@@ -8,6 +8,7 @@ import random
 import threading
 from collections.abc import Callable, Coroutine
 from functools import partial
+from types import MethodType
 from typing import Any
 from unittest import mock
 
@@ -21,7 +22,8 @@ from seriatim.producer.buffer import Buffer
 from seriatim.producer.core.batching import BatchLimits
 from seriatim.producer.core.sender import SenderSettings
 from seriatim.producer.handle import Handle
-from seriatim.producer.loop import Elected, LoopSettings, SendingLoop
+from seriatim.producer.loop import LoopSettings, SendingLoop
+from seriatim.producer.terms import Elected, Terms
 from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.errors import (
     BugError,
@@ -99,8 +101,7 @@ class Sender:
                 SenderSettings(window_bytes=sizes.window_bytes, window_batches=sizes.window_batches),
                 buffer,
                 Coordinators(world.coordinator_addresses),
-                self._on_elected,
-                self._on_deposed,
+                Terms(self._on_elected, self._on_deposed),
             )
         buffer.wake = sending._wake
         buffer.ends.own_thread = threading.get_ident()  # so that nothing waits here: what would have to is refused
@@ -285,13 +286,13 @@ class Reader:
         )
         granted = consumer._granted
 
-        def told(grant: Grant, place: Place) -> None:
+        def told(_: Consumer, grant: Grant, place: Place) -> None:
             begins = self._world.ledger.read_granted
             self._world.told(begins, self._subscription, self._life, grant, place.epoch, place.index)
             granted(grant, place)
             self._grants[consumer._hand_over.term] = grant
 
-        consumer._granted = told  # type: ignore[method-assign]
+        consumer._granted = MethodType(told, consumer)  # type: ignore[method-assign]
         while True:
             try:
                 await consumer._start()

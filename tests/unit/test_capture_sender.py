@@ -14,12 +14,12 @@ from seriatim.producer.buffer import Buffer
 from seriatim.producer.client import Producer
 from seriatim.producer.core.batching import BatchLimits
 from seriatim.producer.handle import Handle, SharedBatch
-from seriatim.producer.loop import Elected
 from seriatim.producer.sources.postgres import producing
 from seriatim.producer.sources.postgres.core.resume import Kept
 from seriatim.producer.sources.postgres.errors import ResumePointUnknown
 from seriatim.producer.sources.postgres.producing import CaptureSender
 from seriatim.producer.sources.postgres.sender import Deposed, OrderedSender
+from seriatim.producer.terms import Elected
 from seriatim.protocol import errors
 from seriatim.protocol.names import Epoch, Token
 

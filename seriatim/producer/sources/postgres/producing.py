@@ -9,10 +9,10 @@ from typing import Final, NamedTuple
 
 from seriatim.producer.client import Producer
 from seriatim.producer.handle import Handle
-from seriatim.producer.loop import Elected
 from seriatim.producer.sources.postgres.core.resume import Kept
 from seriatim.producer.sources.postgres.errors import ResumePointUnknown
 from seriatim.producer.sources.postgres.sender import Deposed
+from seriatim.producer.terms import Elected
 from seriatim.protocol import log
 from seriatim.protocol.errors import DeadlineOver, NotElected, OutcomeUnknown, Unreachable, Waiting
 from seriatim.protocol.marks import merged
