@@ -86,7 +86,11 @@ def _check_ran(answered: object) -> None:
 
 def _told(error: Exception) -> str:
     """With its kind: a KeyError says a key and no more, and a failed assertion nothing."""
-    return f"{type(error).__name__}: {error}"
+    try:
+        text = str(error)
+    except Exception as failure:  # the application's own, too
+        text = f"(its text can't be made: {type(failure).__name__})"
+    return f"{type(error).__name__}: {text}"
 
 
 def _may_be_repeated(hand_over: HandOver, term: int, pause_s: float) -> bool:

@@ -646,6 +646,32 @@ def test_nothing_passes_a_blocked_record_while_the_consumer_is_closed() -> None:
     assert passed(consumer) == Place(Epoch(1), Index(3))
 
 
+class _TextlessError(Exception):
+    def __str__(self) -> str:
+        return str(self.args[1])
+
+
+def test_an_error_whose_text_cannot_be_made_is_one_as_any_other(caplog) -> None:
+    """It ended `run` while it was logged."""
+    consumer = elected(delivery(1, 0, 0, 2))
+    tries, parked = [], []
+
+    def handler(record) -> None:
+        tries.append(record.offset)
+        raise _TextlessError
+
+    def park(record, error) -> None:
+        if len(tries) == 1:
+            raise error
+        parked.append(record.offset)
+        if record.offset == 1:
+            consumer._hand_over.close()
+
+    consumer.run(handler, park, backoff_s=0.001)
+    assert (tries, parked) == ([0, 0, 1], [0, 1])
+    assert caplog.text.count("_TextlessError: (its text can't be made: IndexError)") == 3
+
+
 def test_a_record_that_cannot_be_parked_blocks_the_queue() -> None:
     consumer = elected(delivery(1, 0, 0, 3))
     handled, parked, tries = [], [], []
