@@ -44,6 +44,7 @@ class Producer:
     (setup.py) it may stand still there instead. Better: set an event in the handler, and close the producer elsewhere.
 
     Keep it open: each election takes one of 16,777,215 numbers that a queue has for senders whose records have no seqs of their own.
+    When they are used up, such records are refused (TooManyElections); `seriatim status` warns in time.
     And close it: what isn't acknowledged when the process ends may never be sent. As a context manager it is closed at the end,
     or, where that comes by an exception, aborted. One that nobody has any more, and that wasn't closed, warns (ResourceWarning), and closes
     itself behind what it was given to send. Its callbacks are kept: who has it and gives it methods of their own has it as long.
@@ -143,7 +144,7 @@ class Producer:
         `wait_until_elected`, which says where they go on: a record behind one that ended as unknown would be a gap.
 
         Raises NotElected, Waiting, Unreachable or DeadlineOver where the wait was in vain, RecordTooLarge,
-        SeqNotRising, InvalidArgument; the record was then not sent, and no other is harmed.
+        SeqNotRising, TooManySources, TooManyElections, InvalidArgument; the record was then not sent, and no other is harmed.
         """
         return self._buffer.send(value, key, headers, seq, source, timestamp_ms)
 

@@ -10,6 +10,7 @@
     │   ├── UnknownSubscription, SubscriptionExists
     │   ├── SeqNotRising
     │   ├── TooManySources     of one queue
+    │   ├── TooManyElections   of one queue's senders, for records without seqs of the application's own
     │   ├── WrongCluster
     │   └── IncompatibleVersion
     │       └── NoChainDocument    what a queue's node holds is none, of no version
@@ -164,6 +165,13 @@ class TooManySources(CallerError):
 
     code = "too-many-sources"
     next_step = "give all instances of an application one name; sources that come and go need queues of their own"
+
+
+class TooManyElections(CallerError):
+    """A queue has had more elected senders than the seq of a record can tell apart to which the application gives none."""
+
+    code = "too-many-elections"
+    next_step = "send to another queue, or give the records seqs of the application's own; and keep senders open, each that is opened is an election"
 
 
 class WrongCluster(CallerError):

@@ -823,6 +823,20 @@ def test_identities_end_with_their_bits() -> None:
         identities.automatic(1)
 
 
+@pytest.mark.parametrize(("token", "has_automatic"), [(TOKEN_MAX, True), (TOKEN_MAX + 1, False), (1 << 40, False)])
+def test_identities_end_with_the_elections_that_a_seq_tells_apart(token: int, has_automatic: bool) -> None:
+    identities = Identities("p", Token(token), {"p": FIRST})
+    if has_automatic:
+        identities.check_automatic()
+        assert identities.automatic(1) == TOKEN_MAX << 40
+    else:
+        with pytest.raises(errors.TooManyElections, match="send to another queue") as told:
+            identities.check_automatic()
+        assert told.value.details == {"token": token}
+        assert not told.value.can_retry
+        assert not identities.is_resumed("p", FIRST + 1)  # the application's own go on
+
+
 @pytest.mark.parametrize("seq", [-1, 2**64])
 def test_what_no_seq_can_be_is_refused(seq: int) -> None:
     with pytest.raises(errors.InvalidArgument, match="unsigned 64-bit"):
@@ -851,7 +865,7 @@ def test_more_elections_than_a_seq_tells_apart_leave_seqs_of_the_applications_ow
     buffer = Buffer("p", BatchLimits(1000, 0.005), 1 << 20, 0.05)
     buffer.elect(Token(TOKEN_MAX + 1), {})
     for _ in range(2):
-        with pytest.raises(errors.InvalidArgument, match="16,777,215 elected senders"):
+        with pytest.raises(errors.TooManyElections, match="16,777,215 elected senders"):
             send(buffer)
     send(buffer, seq=7)
     assert taken(buffer)[0].seqs == [7]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from seriatim.protocol.batch import MAX_SOURCE_BYTES
-from seriatim.protocol.errors import InvalidArgument, SeqNotRising
+from seriatim.protocol.errors import InvalidArgument, SeqNotRising, TooManyElections
 from seriatim.protocol.marks import SOURCES_ROOM_BYTES, room_bytes, too_many_sources
 from seriatim.protocol.names import COUNTER_BITS, SEQ_MAX, TOKEN_MAX, Token, automatic_seq
 
@@ -57,12 +57,12 @@ class Identities:
     def check_automatic(self) -> None:
         """Raise InvalidArgument where source `name` can't have automatic seqs, because the user gave seqs for it, in this term or before.
 
-        Also where the queue has had more elected senders than a seq can tell apart. Raises TooManySources where the queue has
-        no room for the source.
+        Raises TooManyElections where the queue has had more elected senders than a seq can tell apart, TooManySources where it has no
+        room for the source.
         """
         if self.token > TOKEN_MAX:
-            raise InvalidArgument(
-                f"the queue has had {TOKEN_MAX:,} elected senders: records need seqs of the application's own from now on",
+            raise TooManyElections(
+                f"the queue has had {TOKEN_MAX:,} elected senders: it takes no record any more that has no seq of the application's own",
                 token=self.token,
             )
         if self.name in self._last:
