@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import signal
 import stat
@@ -26,6 +25,7 @@ from seriatim.cli.acknowledgements import Acknowledgements
 from seriatim.cli.foreground import on_signals
 from seriatim.cli.options import connect_timeout_option, coordinator_option, session_timeout_option
 from seriatim.producer import Producer
+from seriatim.producer.core.first_answer import FirstAnswer
 from seriatim.producer.sources.lines import Line, chunks, parsed
 from seriatim.protocol.errors import (
     DeadlineOver,
@@ -76,8 +76,11 @@ class _Counts:
 class _Run:
     """One run of the command."""
 
-    def __init__(self, producer: Producer, acknowledgements: Acknowledgements, news: _News) -> None:
+    def __init__(
+        self, producer: Producer, acknowledgements: Acknowledgements, news: _News, first_answer: FirstAnswer
+    ) -> None:
         self.producer = producer
+        self._first_answer = first_answer
         self.acknowledgements = acknowledgements
         self.news = news
         self.read = 0
@@ -124,19 +127,18 @@ class _Run:
             raise self.acknowledgements.failure
         return not self.is_stopping
 
-    def wait_until_elected(self, connect_timeout_s: float = math.inf) -> bool:
-        """False where the command is to stop instead. Raises Unreachable where nobody answers for so long, and nobody ever did."""
-        started_s = time.monotonic()
+    def wait_until_elected(self) -> bool:
+        """False where the command is to stop instead. Raises Unreachable where nobody answers, and nobody ever did."""
         while self.may_go_on():
             try:
                 elected = self.producer.wait_until_elected(_LOOK_EVERY_S)
             except (NotElected, Waiting, Unreachable) as problem:
-                if self.producer.is_connected:
-                    connect_timeout_s = math.inf  # coordinators may fail with whoever it stands by for
-                elif isinstance(problem, Unreachable) and time.monotonic() - started_s > connect_timeout_s:
+                is_connected, now_s = self.producer.is_connected, time.monotonic()
+                if self._first_answer.is_overdue(problem, is_connected=is_connected, now_s=now_s):
                     raise
                 self.say(f"waiting to be elected: {problem.message}")
                 continue
+            self._first_answer.came()
             self.say(f"elected with token {elected.token}")
             return True
         return False
@@ -250,10 +252,10 @@ def produce(
             max_block_s=_LOOK_EVERY_S, session_timeout_s=session_timeout_ms / 1000, on_deposed=lambda _: news.tell(),
         )  # fmt: skip
         stack.callback(producer.abort)
-        run = _Run(producer, acknowledgements, news)
+        run = _Run(producer, acknowledgements, news, FirstAnswer(time.monotonic() + connect_timeout))
         failure = None
         try:
-            failure = _produce(run, file, parse, connect_timeout)
+            failure = _produce(run, file, parse)
         except KeyboardInterrupt as error:
             interruption = error
     failure = failure or acknowledgements.failure
@@ -270,10 +272,10 @@ def produce(
         context.exit(exits.REFUSED)
 
 
-def _produce(run: _Run, file: Path | None, parse: _Parse, connect_timeout_s: float) -> SeriatimError | None:
+def _produce(run: _Run, file: Path | None, parse: _Parse) -> SeriatimError | None:
     """Send everything; the error that ended it, if one did. What was sent is flushed, until a second signal: raises KeyboardInterrupt."""
     with on_signals(run.stop, signal.default_int_handler):
-        failure = _send(run, file, parse, connect_timeout_s)
+        failure = _send(run, file, parse)
         if run.producer.elected is None:
             return failure
         waits_for = run.read - run.acknowledgements.acknowledged
@@ -288,10 +290,10 @@ def _produce(run: _Run, file: Path | None, parse: _Parse, connect_timeout_s: flo
     return failure
 
 
-def _send(run: _Run, file: Path | None, parse: _Parse, connect_timeout_s: float) -> SeriatimError | None:
+def _send(run: _Run, file: Path | None, parse: _Parse) -> SeriatimError | None:
     try:
         with _showing(run, is_typed=_is_typed(file)), _opened(file) as descriptor:
-            if run.wait_until_elected(connect_timeout_s):
+            if run.wait_until_elected():
                 _send_lines(run, chunks(descriptor, run.news.descriptor), parse)
                 _finish(run)
     except SeriatimError as error:

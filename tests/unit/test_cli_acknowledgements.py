@@ -46,7 +46,7 @@ def test_who_is_to_stop_does_not_wait_for_records_of_a_later_term() -> None:
     batch = sent()
     acknowledgements = Acknowledgements(None, lambda: None)
     acknowledgements.add(Handle(batch, 0), Line(b"v", None, 7))
-    run = produce._Run(SimpleNamespace(), acknowledgements, SimpleNamespace(tell=lambda: None))  # type: ignore[arg-type]
+    run = produce._Run(SimpleNamespace(), acknowledgements, SimpleNamespace(tell=lambda: None), SimpleNamespace())  # type: ignore[arg-type]
     run.stop()
     went_on: list[bool] = []
     going_on = threading.Thread(target=lambda: went_on.append(run.go_on()), daemon=True)

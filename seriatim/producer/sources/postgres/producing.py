@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from seriatim.producer.client import Producer
+from seriatim.producer.core.first_answer import FirstAnswer
 from seriatim.producer.handle import Handle
 from seriatim.producer.sources.postgres.core.resume import Kept
 from seriatim.producer.sources.postgres.errors import ResumePointUnknown
@@ -56,7 +57,7 @@ class CaptureSender:
         self._producer = producer
         self._on_elected = on_elected
         self._on_waiting = on_waiting
-        self._give_up_at_s = None if connect_timeout_s is None else time.monotonic() + connect_timeout_s
+        self._first_answer = FirstAnswer(None if connect_timeout_s is None else time.monotonic() + connect_timeout_s)
         self._reasons: set[str] = set()
         self._ended = 0
         self._elected: Elected | None = None
@@ -77,14 +78,12 @@ class CaptureSender:
         except (NotElected, Waiting, Unreachable, DeadlineOver) as error:
             if time.monotonic() - started_s < timeout_s:
                 raise  # it didn't wait: the producer has stopped for good
-            give_up_at_s = self._give_up_at_s
-            if self._producer.is_connected:  # not to be elected says nothing: nor is who waits for a first answer
-                self._give_up_at_s = None
-            elif isinstance(error, Unreachable) and give_up_at_s is not None and time.monotonic() >= give_up_at_s:
+            is_connected, now_s = self._producer.is_connected, time.monotonic()
+            if self._first_answer.is_overdue(error, is_connected=is_connected, now_s=now_s):
                 raise
             self._tell(error.message)
             return False
-        self._give_up_at_s = None
+        self._first_answer.came()
         if self._elected is None or self._elected.token != elected.token:
             self._elected = elected
             self._ended = self.sent
