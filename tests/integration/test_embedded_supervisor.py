@@ -102,6 +102,32 @@ def test_what_can_t_be_written_or_started_ends_no_other_child(tmp_path, caplog):
     assert caplog.text.count("pids.json can't be written") == 1
 
 
+def test_why_a_child_dies_is_told_and_the_same_not_for_ever(tmp_path, caplog, monkeypatch):
+    """`up` on a full disk said `process died ... status=3`, every five seconds."""
+    monkeypatch.setattr(processes, "_BACKOFF_MAX_S", 0.2)
+    script = """
+import pathlib, sys
+runs = pathlib.Path("runs")
+number = len(runs.read_text()) if runs.exists() else 0
+runs.write_text("x" * (number + 1))
+if number != 3:
+    print("as ever")
+    print("Error: no room", "for a key" if number > 3 else "for a log", "[disk-full]", file=sys.stderr)
+sys.exit(3)
+"""
+    with Supervisor(tmp_path) as supervisor:
+        supervisor.start(ProcessSpec("one", (sys.executable, "-c", script), is_restarted=True))
+        wait_until(lambda: (tmp_path / "runs").exists() and len((tmp_path / "runs").read_text()) > 7)
+    told = [line for line in caplog.text.splitlines() if "process died name=one" in line]
+    said = [line.partition("said=")[2] for line in told]
+    assert said[0].startswith("'Error: no room for a log [disk-full]'")
+    assert "(nothing; " in said[1]
+    assert "MiB are free" in said[1]
+    assert said[2].startswith("'Error: no room for a key [disk-full]'")
+    assert len(said) == 3
+    assert "status=3" in told[0]
+
+
 def test_a_child_that_ignores_sigterm_is_killed(tmp_path):
     with Supervisor(tmp_path) as supervisor:
         supervisor.start(ProcessSpec("one", STUBBORN, stop_timeout_s=0.2))

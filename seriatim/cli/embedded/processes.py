@@ -41,6 +41,7 @@ _LOOK_S = 0.05  # how late a death may be noticed
 _BACKOFF_FIRST_S = 0.2
 _BACKOFF_MAX_S = 5.0
 _SETTLED_AFTER_S = 10.0  # a child that ran this long before it died starts again with the first back-off
+_LAST_BYTES = 4096  # of a log in which its last line is looked for
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -71,6 +72,7 @@ class _Child:
     backoff_s: float = _BACKOFF_FIRST_S
     is_stopping: bool = False
     restart_at_s: float | None = None
+    told: tuple[int, str] | None = None  # how the run before it ended, and what was said of that
 
 
 class Supervisor:
@@ -246,7 +248,9 @@ class Supervisor:
                 return
             order()
 
-    def _spawn(self, spec: ProcessSpec, backoff_s: float = _BACKOFF_FIRST_S) -> int:
+    def _spawn(
+        self, spec: ProcessSpec, backoff_s: float = _BACKOFF_FIRST_S, told: tuple[int, str] | None = None
+    ) -> int:
         with self._guard:
             before = self._children.get(spec.name)
             if before and before.process.poll() is None:
@@ -264,7 +268,7 @@ class Supervisor:
                     env={name: value for name, value in environment.items() if value is not None},
                     start_new_session=True,  # Ctrl-C reaches the supervisor only, which then ends the rest in order
                 )
-            self._children[spec.name] = _Child(spec, process, log_offset, time.monotonic(), backoff_s)
+            self._children[spec.name] = _Child(spec, process, log_offset, time.monotonic(), backoff_s, told=told)
             self._write_pids()
             return process.pid
 
@@ -279,19 +283,39 @@ class Supervisor:
                     if now_s - child.started_at_s > _SETTLED_AFTER_S:
                         child.backoff_s = _BACKOFF_FIRST_S
                     child.restart_at_s = now_s + child.backoff_s
-                    _log.warning(
-                        "process died", name=child.spec.name, pid=child.process.pid, status=child.process.returncode,
-                        restart_in_s=round(child.backoff_s, 1),
-                    )  # fmt: skip
+                    self._tell_of_death(child)
                     _kill_group(child.process.pid)
                 elif child.restart_at_s is not None and now_s >= child.restart_at_s and not self._is_closed:
                     self._start_again(child, now_s)
             self._write_pids()
 
+    def _tell_of_death(self, child: _Child) -> None:
+        """With what it said last; the same again and again only until the back-off is at its longest."""
+        said = self._last_line(child.spec.name)
+        end = child.process.returncode, said
+        if end != child.told or child.backoff_s < _BACKOFF_MAX_S:
+            _log.warning(
+                "process died", name=child.spec.name, pid=child.process.pid, status=child.process.returncode,
+                restart_in_s=round(child.backoff_s, 1), said=said,
+            )  # fmt: skip
+        child.told = end
+
+    def _last_line(self, name: str) -> str:
+        """What a child said last. Nothing may be raised here: all children would end with this thread."""
+        try:
+            with self.log_path(name).open("rb") as written:
+                end = written.seek(0, os.SEEK_END)
+                written.seek(max(self._children[name].log_offset, end - _LAST_BYTES))
+                lines = written.read().decode(errors="replace").splitlines()
+            free = f"{shutil.disk_usage(self.logs).free >> 20:,} MiB are free for its log"
+        except OSError as error:
+            return f"(its log can't be read: {error.strerror})"
+        return next((line for line in reversed(lines) if line.strip()), f"(nothing; {free})")
+
     def _start_again(self, child: _Child, now_s: float) -> None:
         child.backoff_s = min(child.backoff_s * 2, _BACKOFF_MAX_S)
         try:
-            self._spawn(child.spec, child.backoff_s)
+            self._spawn(child.spec, child.backoff_s, child.told)
         except OSError as error:  # nothing may end this thread: all children would end with it
             child.restart_at_s = now_s + child.backoff_s
             retry_in_s = round(child.backoff_s, 1)
