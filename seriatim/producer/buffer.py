@@ -21,7 +21,7 @@ from seriatim.producer.core.sequencing import Identities
 from seriatim.producer.guard import IS_COMPILED, Guard
 from seriatim.producer.handle import Ends, Handle, Handles, SharedBatch, made_before_fork
 from seriatim.producer.open_batch import OpenBatch
-from seriatim.producer.record import CheckedRecord, checked
+from seriatim.producer.record import CheckedRecord, checked, too_large
 from seriatim.protocol.batch import MAX_RECORD_BYTES, MAX_SOURCES, RecordColumns
 from seriatim.protocol.clock import monotonic_s, now_ms
 from seriatim.protocol.errors import (
@@ -29,7 +29,6 @@ from seriatim.protocol.errors import (
     InvalidArgument,
     NotElected,
     OutcomeUnknown,
-    RecordTooLarge,
     SeriatimError,
     Unreachable,
     Waiting,
@@ -278,8 +277,7 @@ class Buffer:
 
     def _check_size(self, size_bytes: int) -> None:
         if size_bytes + _COLUMN_BYTES > self._record_limit:
-            limit = self._record_limit - _COLUMN_BYTES
-            raise RecordTooLarge(f"a record of {size_bytes} bytes is over the limit of {limit}", limit_bytes=limit)
+            raise too_large(size_bytes, self._record_limit - _COLUMN_BYTES)
 
     def _admit(self, record: CheckedRecord, term: int) -> Handle | None:
         """Put a record into the open batch; None where that has to wait. With the lock held.

@@ -371,6 +371,10 @@ def _check(queue: object, name: object, batch_bytes: int, max_buffer_bytes: int,
     if not isinstance(name, str):
         raise InvalidArgument(f"a producer's name is text, not {type(name).__name__}")
     check_name(name, "producer")
+    sizes: tuple[tuple[str, object], ...] = (("batch_bytes", batch_bytes), ("max_buffer_bytes", max_buffer_bytes))
+    for setting, size in sizes:
+        if not isinstance(size, int):
+            raise InvalidArgument(f"{setting} is a whole number, not {size!r}")
     if not 1 <= batch_bytes <= MAX_PAYLOAD_BYTES // 2:
         raise InvalidArgument(f"batch_bytes is 1 to {MAX_PAYLOAD_BYTES // 2}, not {batch_bytes}")
     if max_buffer_bytes < 1:

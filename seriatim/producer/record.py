@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from seriatim.protocol.errors import InvalidArgument
+from seriatim.producer.core.sequencing import check_seq
+from seriatim.protocol.batch import MAX_RECORD_BYTES
+from seriatim.protocol.errors import InvalidArgument, RecordTooLarge
 from seriatim.protocol.record import Headers
 
 HeadersArgument = Mapping[str, bytes] | Iterable[tuple[str, bytes]] | None
@@ -41,16 +43,18 @@ class CheckedRecord:
 def checked(
     value: object, key: object, headers: object, seq: object, source: object, timestamp_ms: object
 ) -> CheckedRecord:
-    """Of whatever an application hands over. Raises InvalidArgument for what can't be a record."""
+    """Of whatever an application hands over. Raises InvalidArgument for what can't be a record, RecordTooLarge for what no queue takes."""
     if source is not None and seq is None:
         raise InvalidArgument("a source of the user's needs a seq of the user's")
     if source is not None and not isinstance(source, str):
         raise InvalidArgument(f"a source is text, not {type(source).__name__}")
     if seq is not None and not isinstance(seq, int):
         raise InvalidArgument(f"a seq is a whole number, not {type(seq).__name__}")
+    if seq is not None:
+        check_seq(seq)
     if timestamp_ms is not None and not (isinstance(timestamp_ms, int) and -(2**63) <= timestamp_ms < 2**63):
         raise InvalidArgument(f"timestamp_ms {timestamp_ms!r} is not a signed 64-bit number")
-    return CheckedRecord(
+    record = CheckedRecord(
         _as_bytes(value, "value"),
         None if key is None else _as_bytes(key, "key"),
         _as_headers(headers),
@@ -58,6 +62,14 @@ def checked(
         source,
         timestamp_ms,
     )
+    if record.size_bytes > MAX_RECORD_BYTES:
+        raise too_large(record.size_bytes, MAX_RECORD_BYTES)
+    return record
+
+
+def too_large(size_bytes: int, limit_bytes: int) -> RecordTooLarge:
+    """What a record is refused with whose value, key and headers take so many bytes."""
+    return RecordTooLarge(f"a record of {size_bytes} bytes is over the limit of {limit_bytes}", limit_bytes=limit_bytes)
 
 
 def _as_bytes(content: object, what: str) -> bytes:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from seriatim.consumer import Consumer, Subscriber
+from seriatim.producer import Producer
 from seriatim.protocol.coordinators import VARIABLE, addresses_of
 from seriatim.protocol.errors import InvalidArgument
 
@@ -31,6 +32,13 @@ Reader = Callable[..., Any]
 def test_a_reader_refuses_times_that_nobody_can_wait(reader: Reader, settings: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=next(iter(settings))):
         reader("h:1", "q", **settings)
+
+
+@pytest.mark.parametrize("setting", ["batch_bytes", "max_buffer_bytes"])
+@pytest.mark.parametrize("size", ["5", 1.5, None, 0])
+def test_a_producer_refuses_sizes_that_cannot_be(setting: str, size: Any) -> None:
+    with pytest.raises(InvalidArgument, match=setting):
+        Producer("h:1", "q", **{setting: size})
 
 
 @pytest.mark.parametrize("idle_timeout_s", [-1, "5"])

@@ -26,7 +26,7 @@ from seriatim.producer.loop import SendingLoop
 from seriatim.producer.record import checked
 from seriatim.producer.sources.lines import Line, chunks, parsed
 from seriatim.protocol import errors
-from seriatim.protocol.batch import MAX_SOURCES, RecordColumns, encode
+from seriatim.protocol.batch import MAX_RECORD_BYTES, MAX_SOURCES, RecordColumns, encode
 from seriatim.protocol.marks import MARK_BYTES, SOURCES_ROOM_BYTES, room_bytes
 from seriatim.protocol.names import TOKEN_MAX, Epoch, Index, Token
 
@@ -254,6 +254,23 @@ def test_what_cannot_be_a_record_is_refused_and_harms_nothing(parts: dict[str, A
         send(buffer, **parts)
     send(buffer, b"after")
     assert taken(buffer)[0].values == [b"before", b"after"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "kind"),
+    [
+        ({"seq": -1}, errors.InvalidArgument),
+        ({"value": b"x" * (MAX_RECORD_BYTES + 1)}, errors.RecordTooLarge),
+        ({"value": b"", "key": b"k" * (MAX_RECORD_BYTES + 1)}, errors.RecordTooLarge),
+    ],
+)
+def test_what_no_queue_takes_is_refused_before_anybody_is_elected(
+    parts: dict[str, Any], kind: type[errors.SeriatimError]
+) -> None:
+    """It waited for that, and said that nobody answers."""
+    buffer = Buffer("p", BatchLimits(1000, 0.005), 1 << 20, 0.0)
+    with pytest.raises(kind):
+        send(buffer, **parts)
 
 
 @pytest.mark.parametrize("wrong", ["text", None, bytearray(b"v"), 7])

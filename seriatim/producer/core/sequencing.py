@@ -104,8 +104,7 @@ class Identities:
         Otherwise the seq is noted as the source's last. Raises SeqNotRising where it doesn't rise, InvalidArgument
         where it is no seq or the source can't have one, TooManySources where the queue has no room for the source.
         """
-        if not 0 <= seq <= SEQ_MAX:
-            raise InvalidArgument(f"a seq is an unsigned 64-bit number, not {seq}")
+        check_seq(seq)
         last = self._last.get(source)
         if last is None:
             _check_source(source)
@@ -121,6 +120,12 @@ class Identities:
             )
         self._last[source] = seq
         return False
+
+
+def check_seq(seq: int) -> None:
+    """Raise InvalidArgument for what can't be one."""
+    if not 0 <= seq <= SEQ_MAX:
+        raise InvalidArgument(f"a seq is an unsigned 64-bit number, not {seq}")
 
 
 def _check_source(source: str) -> None:
