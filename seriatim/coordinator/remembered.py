@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, auto
 from typing import Any, TypeVar
 
 from seriatim.coordinator.core.background import SeenChain
@@ -25,9 +26,6 @@ from seriatim.protocol.zookeeper import BadVersion, NoNode, SessionState, TellsO
 
 _log = log.logger("coordinator.remembered")
 _RETRY_S = 0.2
-_GROUP = "group "
-_MEMBER = "member "
-_NAME = "name "
 _AT_ONCE = 16
 """So many nodes are read side by side."""
 Item = TypeVar("Item")
@@ -52,9 +50,49 @@ async def side_by_side(
     return found
 
 
-def _those(stale: Collection[str], kind: str) -> list[str]:
-    """Of what has to be read again, the names of one kind."""
-    return [what.removeprefix(kind) for what in stale if what.startswith(kind)]
+# ---- what may have to be read again
+
+
+class Listing(Enum):
+    """What there is of a kind. ALL_NAMES: and of each name, which queue has it."""
+
+    GROUPS = auto()
+    QUEUES = auto()
+    NAMES = auto()
+    ALL_NAMES = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class GroupNodes:
+    """A group's own mark, and all its members'."""
+
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemberNode:
+    group: str
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class NameNode:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueueNode:
+    """A queue's chain."""
+
+    queue_id: QueueId
+
+
+Stale = Listing | GroupNodes | MemberNode | NameNode | QueueNode
+
+
+def _after_a_gap(chains: Iterable[QueueId]) -> set[Stale]:
+    """All that no watch has told of, as none was there; these chains were known before."""
+    return {Listing.GROUPS, Listing.QUEUES, Listing.ALL_NAMES, *map(QueueNode, chains)}
 
 
 class Remembered:
@@ -78,7 +116,7 @@ class Remembered:
         self._written: dict[QueueId, tuple[int, bytes]] = {}
         """The last version of each chain that was written here, and its bytes."""
         self._listeners: list[Callable[[], None]] = []
-        self._stale: set[str] = {"groups", "queues", "names"}
+        self._stale = _after_a_gap(())
         self._wake = asyncio.Event()
         self._session_id = 0
         self._of_earlier_session: set[QueueId] = set()
@@ -139,14 +177,14 @@ class Remembered:
             found = await side_by_side(list(groups), lambda name: self._read_group(name, is_watching=False))
         for name, state in found:
             if state != self.registry.groups.get(name):
-                self._stale.add(f"{_GROUP}{name}")  # while this was read, something newer may have been seen
+                self._stale.add(GroupNodes(name))  # while this was read, something newer may have been seen
                 self._wake.set()
             self._remember(name, state)
         return self.registry
 
     def _session_changed(self, state: SessionState) -> None:
         if state is SessionState.CONNECTED:
-            self._stale |= {"groups", "queues", "names", *(str(queue_id) for queue_id in self.chains)}
+            self._stale |= _after_a_gap(self.chains)
             self._wake.set()
             if self._session_id != self.session.session_id:
                 self._session_id = self.session.session_id
@@ -163,32 +201,33 @@ class Remembered:
             self.registry = replace(self.registry, is_new=False)
             self._tell()
 
-    def changed(self, what: str) -> None:
+    def changed(self, what: Stale) -> None:
         """A watch said so: `what` has to be read again."""
         self._stale.add(what)
         self._wake.set()
 
-    def _watch(self, what: str) -> Callable[[], None]:
+    def _watch(self, what: Stale) -> Callable[[], None]:
         return TellsOf(self.changed, what)
 
     async def _refresh(self) -> None:
         stale, self._stale = self._stale, set()
         try:
-            if "groups" in stale:
+            if Listing.GROUPS in stale:
                 stale |= await self._list_groups()
-            groups = _those(stale, _GROUP)
+            groups = sorted(one.group for one in stale if isinstance(one, GroupNodes))
             for name, state in await self._read_groups(groups, is_watching=True):
                 self._remember(name, state)
-            for group, place in map(str.split, sorted(_those(stale, _MEMBER))):
+            for group, place in sorted((one.group, one.place) for one in stale if isinstance(one, MemberNode)):
                 if group not in groups:
                     await self._read_again(group, place)
-            renamed = _those(stale, _NAME)
-            if renamed or stale & {"names", "list of names"}:
-                known = {} if "names" in stale else {k: v for k, v in self.names.items() if k not in renamed}
+            renamed = {one.name for one in stale if isinstance(one, NameNode)}
+            if renamed or stale & {Listing.ALL_NAMES, Listing.NAMES}:
+                is_anew = Listing.ALL_NAMES in stale
+                known = {} if is_anew else {name: of for name, of in self.names.items() if name not in renamed}
                 await self._read_names(known)
-            if "queues" in stale:
+            if Listing.QUEUES in stale:
                 stale |= await self._read_queues()
-            for some in _slices(queue_ids(stale)):
+            for some in _slices(sorted(one.queue_id for one in stale if isinstance(one, QueueNode))):
                 await side_by_side(some, self._read_seen)
                 self._tell()
         except BaseException:
@@ -200,13 +239,13 @@ class Remembered:
         for listener in list(self._listeners):
             listener()
 
-    async def _list_groups(self) -> set[str]:
+    async def _list_groups(self) -> set[GroupNodes]:
         """Forget groups that are gone; returns all that are there, to be read."""
-        there = await self.session.children(self.paths.groups, self._watch("groups"))
+        there = await self.session.children(self.paths.groups, self._watch(Listing.GROUPS))
         if gone := self.registry.groups.keys() - set(there):
             left = {name: one for name, one in self.registry.groups.items() if name not in gone}
             self.registry = replace(self.registry, groups=left)
-        return {f"{_GROUP}{name}" for name in there}
+        return {GroupNodes(name) for name in there}
 
     def _remember(self, name: str, state: GroupState | None) -> None:
         """The registry stays the same object where nothing has changed."""
@@ -231,7 +270,7 @@ class Remembered:
 
     async def _read_group(self, name: str, *, is_watching: bool) -> GroupState | None:
         """None: it isn't there."""
-        watch = self._watch(f"{_GROUP}{name}") if is_watching else None
+        watch = self._watch(GroupNodes(name)) if is_watching else None
         try:
             data, _ = await self.session.get(self.paths.group(name), watch)
         except NoNode:
@@ -258,7 +297,7 @@ class Remembered:
     async def _read_member(self, group: str, place: str, *, is_watching: bool) -> Registration:
         """What one says of itself. By what it said to an earlier leader of ZooKeeper it may have compared its disk with newer chains."""
         session, path = self.session, self.paths.member(group, place)
-        watch = self._watch(f"{_MEMBER}{group} {place}") if is_watching else None
+        watch = self._watch(MemberNode(group, place)) if is_watching else None
         is_said_anew = not self.registry.is_new or await session.leader_of(path) >= session.leader
         registration, _ = await read_as(Registration.decode, session, path, watch)
         return registration if is_said_anew else replace(registration, has_compared=False)
@@ -278,16 +317,14 @@ class Remembered:
 
     async def _read_names(self, known: Mapping[str, QueueId]) -> None:
         """The names that are there; only those that aren't `known` are read."""
-        there = await self.session.children(self.paths.names, self._watch("list of names"))
+        there = await self.session.children(self.paths.names, self._watch(Listing.NAMES))
         found = await side_by_side([name for name in there if name not in known], self._named)
         kept = {name: known[name] for name in there if name in known}
         self.names = kept | {name: queue_id for name, queue_id in found if queue_id is not None}
 
     async def _named(self, name: str) -> QueueId | None:
         try:
-            queue_id, _ = await read_as(
-                queue_id_from, self.session, self.paths.name(name), self._watch(f"{_NAME}{name}")
-            )
+            queue_id, _ = await read_as(queue_id_from, self.session, self.paths.name(name), self._watch(NameNode(name)))
         except NoNode:
             return None
         except NotUnderstood as error:
@@ -295,17 +332,17 @@ class Remembered:
             return self.names.get(name)
         return queue_id
 
-    async def _read_queues(self) -> set[str]:
+    async def _read_queues(self) -> set[QueueNode]:
         """Forget queues that are gone; returns those not seen yet."""
-        there = set(queue_ids(await self.session.children(self.paths.queues, self._watch("queues"))))
+        there = set(queue_ids(await self.session.children(self.paths.queues, self._watch(Listing.QUEUES))))
         for gone in (self.chains.keys() | self.damaged.keys()) - there:
             self._forget_chain(gone)
         for gone in self.bare.keys() - there:
             del self.bare[gone]
-        return {str(queue_id) for queue_id in there - self.chains.keys()}
+        return {QueueNode(queue_id) for queue_id in there - self.chains.keys()}
 
     async def _read_seen(self, queue_id: QueueId) -> None:
-        path, watch = self.paths.chain(queue_id), self._watch(str(queue_id))
+        path, watch = self.paths.chain(queue_id), self._watch(QueueNode(queue_id))
         try:
             node = await self._chain_node(queue_id, watch)
         except NoNode:

@@ -31,6 +31,7 @@ from seriatim.coordinator.core import chain, closing, subscriptions
 from seriatim.coordinator.core.background import SeenChain
 from seriatim.coordinator.core.registry import Registry
 from seriatim.coordinator.process import CoordinatorProcess, CoordinatorSettings
+from seriatim.coordinator.remembered import GroupNodes, Listing, Stale
 from seriatim.coordinator.store import Store
 from seriatim.protocol import chain_json, rpc
 from seriatim.protocol import seriatim_pb2 as pb
@@ -977,14 +978,14 @@ def test_a_change_of_one_registration_reads_that_one_and_watches_each_node_once(
             registration = Registration(Incarnation("disk", 1), "here:1", None, is_in_sync=False, is_accepting=True)
             await members.create(paths.member("g1", "a"), registration.encode(), ephemeral=True)
             run = asyncio.create_task(store.run())
-            store.changed("groups")
+            store.changed(Listing.GROUPS)
             await until(lambda: "a" in store.registry.group("g1").members, "the member is seen")
             # Once more: after this, whatever was still to be read again because of the start has been.
             registration = replace(registration, address="here:0")
             await members.set(paths.member("g1", "a"), registration.encode())
             await until(lambda: store.registry.group("g1").members["a"].address == "here:0", "the change is seen")
             read = noting_reads(own)
-            told: list[str] = []
+            told: list[Stale] = []
             changed = store.changed
             store.changed = lambda what: (told.append(what), changed(what))[1]  # type: ignore[method-assign]
             for number in range(5):
@@ -1003,7 +1004,7 @@ def test_a_change_of_one_registration_reads_that_one_and_watches_each_node_once(
             told.clear()
             await members.set(paths.group("g1"), b'{"is_draining": true}')
             await until(lambda: store.registry.group("g1").is_draining, "it is seen")
-            assert told == ["group g1"]
+            assert told == [GroupNodes("g1")]
             assert (await store.look_up_registry(["g2"])).group("g1").is_draining
             run.cancel()
             await asyncio.gather(run, return_exceptions=True)

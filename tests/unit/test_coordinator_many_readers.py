@@ -15,6 +15,7 @@ from seriatim.coordinator.core.acquire_read import ReadRequest
 from seriatim.coordinator.core.events import ReadGrant, TellReader
 from seriatim.coordinator.core.registry import GroupState
 from seriatim.coordinator.execution import Execution
+from seriatim.coordinator.remembered import GroupNodes, Listing, NameNode
 from seriatim.coordinator.store import Store
 from seriatim.protocol import chain_json
 from seriatim.protocol import seriatim_pb2 as pb
@@ -280,7 +281,7 @@ def test_what_was_looked_up_before_something_newer_was_seen_is_looked_at_again()
         store._read_group = read_group  # type: ignore[method-assign]
         store._stale.clear()
         assert (await store.look_up_registry(["g1"])).group("g1") == older
-        assert store._stale == {"group g1"}
+        assert store._stale == {GroupNodes("g1")}
         assert store._wake.is_set()
 
     asyncio.run(scenario())
@@ -298,7 +299,7 @@ def test_behind_a_connection_that_was_lost_every_name_is_read_again_whoever_had_
             known.append(dict(names))
 
         store._read_names = read_names  # type: ignore[method-assign, assignment]
-        for stale in ("names", "list of names", "name orders"):
+        for stale in (Listing.ALL_NAMES, Listing.NAMES, NameNode("orders")):
             store._stale = {stale}
             await store._refresh()
         assert known == [{}, store.names, {"bills": QueueId(2)}]

@@ -1100,14 +1100,14 @@ def test_what_keeps_a_coordinator_from_following_zookeeper_is_told_once(
         if not looks:
             raise asyncio.CancelledError
         look = looks.pop(0)
-        self.changed("a test")
+        self.changed(remembered.Listing.GROUPS)
         if look is not None:
             raise look
 
     monkeypatch.setattr(remembered, "_RETRY_S", 0)
     monkeypatch.setattr(Store, "_refresh", refresh)
     watched = Store(cast("ZooKeeperSession", SimpleNamespace(on_state=lambda _: None)), "c")
-    watched.changed("a test")
+    watched.changed(remembered.Listing.GROUPS)
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(watched.run())
     assert [record.getMessage().count("away") for record in caplog.records] == [1, 1, 0]
