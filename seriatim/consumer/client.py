@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Self
 
 from seriatim.consumer.commits import OVERDUE
-from seriatim.consumer.core.view import START, Grant, Place
+from seriatim.consumer.core.handed_out import Chunk, HandedOut, of_earlier_term
+from seriatim.consumer.core.view import Grant, Place
 from seriatim.consumer.fetching import Fetcher
 from seriatim.consumer.handling import Blocked, handle
-from seriatim.consumer.handover import Chunk, HandOver
+from seriatim.consumer.handover import HandOver
 from seriatim.consumer.loop import LoopThread
 from seriatim.consumer.reader import CLOSE_TIMEOUT_S, Reader, weakly
 from seriatim.consumer.session import ReaderSession, ReaderSettings
@@ -22,8 +22,7 @@ from seriatim.protocol.callbacks import call_back
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.coordinators import CALL_TIMEOUT_S
 from seriatim.protocol.election import Standing
-from seriatim.protocol.errors import Fenced, InvalidArgument, NotElected, SeriatimError
-from seriatim.protocol.names import Index, Offset
+from seriatim.protocol.errors import InvalidArgument, NotElected, SeriatimError
 from seriatim.protocol.record import Record
 from seriatim.protocol.timeouts import check_seconds
 
@@ -102,14 +101,9 @@ class Consumer(Reader):
         self._on_elected = on_elected
         self._on_deposed = on_deposed
         self._hand_over = HandOver()
+        self._handed_out = HandedOut(queue)
         self._opening = threading.RLock()  # a signal's handler may close what its own thread is opening or closing
         self._fetcher: Fetcher | None = None
-        # The application's side: the batch in hand, and the place behind the batches before it, in their term.
-        self._chunk: Chunk | None = None
-        self._passed = (0, START)
-        self._handed_before = START  # how far any earlier term came
-        self._again: deque[Chunk] = deque()  # which a poll that was interrupted had taken
-        self._committed: tuple[int, Place] | None = None
         self._is_elected = False
         self._ungranted_since_s: float | None = None
         self._is_closing = False
@@ -192,7 +186,7 @@ class Consumer(Reader):
     async def _stop(self) -> None:
         session = self._session
         if session is not None and self._auto_commit_ms is not None:
-            place = self._passed_place()
+            place = self._handed_out.passed(self._hand_over.term)
             if place is not None and place > session.committed:
                 try:
                     async with asyncio.timeout(CLOSE_TIMEOUT_S):
@@ -237,16 +231,8 @@ class Consumer(Reader):
             self._is_elected = is_elected
             call_back(_log, self._on_elected if is_elected else self._on_deposed)
 
-    def _passed_place(self) -> Place | None:
-        """Up to where the application has moved past, in this term."""
-        term, place = self._passed
-        chunk = self._chunk
-        if chunk is not None and chunk.passed > 0:
-            term, place = chunk.term, chunk.place_after(chunk.passed)
-        return place if term == self._hand_over.term and self._hand_over.is_reading else None
-
     def _ask_commit(self) -> None:
-        place = self._passed_place()
+        place = self._handed_out.passed(self._hand_over.term)
         if place is not None and self._session is not None:
             self._session.ask_commit(place)
 
@@ -278,45 +264,23 @@ class Consumer(Reader):
         """Re-sends that were not handed out."""
         return self._hand_over.dropped
 
-    def _move_past(self) -> None:
-        """The application asks for more: it is done with all it was handed."""
-        if self._chunk is not None:
-            self._chunk.passed = self._chunk.row
-
     def _take(self, *, is_done: bool = True) -> Chunk | None:
         """The batch in hand, or the next one, where it is there; not waited for. `is_done`: the application is, with all it was handed."""
-        hand_over = self._hand_over
+        hand_over, handed_out = self._hand_over, self._handed_out
         while hand_over.is_open:
-            chunk = self._chunk
-            if chunk is not None and chunk.term == hand_over.term:
-                if chunk.row < chunk.count:
-                    return chunk
-                if is_done and chunk.passed == chunk.row:
-                    # Passed are also the re-sends at its end, and a batch of nothing else.
-                    self._passed = chunk.term, chunk.behind
-                elif chunk.passed:  # in part: a poll goes on from its rest into what follows
-                    self._passed = chunk.term, chunk.place_after(chunk.passed)
-            if self._again:
-                self._begin(self._again[0])
-                self._again.popleft()
-                continue
-            taken = hand_over.take(self.queue, chunk)
+            chunk = handed_out.rest(hand_over.term, is_done=is_done)
+            if chunk is not None:
+                return chunk
+            taken = hand_over.take(self.queue, handed_out.in_hand)
             if taken is None:
                 return None
             following, size_bytes = taken
             thread, fetcher = self._thread, self._fetcher  # no thread where it is closed at this moment
             if thread is not None and fetcher is not None and fetcher.taken(size_bytes):
                 thread.tell(fetcher.tell_taken)
-            self._begin(following)
+            handed_out.begin(following)
         hand_over.check()
         return None
-
-    def _begin(self, following: Chunk) -> None:
-        """It is the batch in hand now."""
-        chunk = self._chunk
-        if chunk is not None and chunk.term != following.term:
-            self._handed_before = max(self._handed_before, chunk.place_after(chunk.row))
-        self._chunk = following
 
     def _patience(self, idle_since_s: float) -> tuple[float, float]:
         """How long to wait for more, 0: it was closed, or idle too long; and when idling began."""
@@ -340,7 +304,7 @@ class Consumer(Reader):
         self.open()
         idle_since_s, self._ungranted_since_s = boottime_s(), None
         while True:
-            self._move_past()
+            self._handed_out.move_past()
             chunk = self._take()
             if chunk is None:
                 left_s, idle_since_s = self._patience(idle_since_s)
@@ -348,7 +312,7 @@ class Consumer(Reader):
                     return
                 self._hand_over.wait(left_s)
                 continue
-            yield from self._handed_out(chunk)
+            yield from self._records_left(chunk)
             idle_since_s = boottime_s()
 
     async def __aiter__(self) -> AsyncIterator[Record]:
@@ -357,7 +321,7 @@ class Consumer(Reader):
         idle_since_s, self._ungranted_since_s = boottime_s(), None
         left = RECORDS_A_TURN
         while True:
-            self._move_past()
+            self._handed_out.move_past()
             chunk = self._take()
             if chunk is None:
                 left_s, idle_since_s = self._patience(idle_since_s)
@@ -365,19 +329,18 @@ class Consumer(Reader):
                     return
                 await self._hand_over.wait_async(left_s)
                 continue
-            for record in self._handed_out(chunk):
+            for record in self._records_left(chunk):
                 yield record
                 left -= 1
                 if not left:
                     left = RECORDS_A_TURN
-                    self._move_past()  # whoever is cancelled here has asked for more
+                    self._handed_out.move_past()  # whoever is cancelled here has asked for more
                     await asyncio.sleep(0)
             idle_since_s = boottime_s()
 
-    def _handed_out(self, chunk: Chunk) -> Iterator[Record]:
+    def _records_left(self, chunk: Chunk) -> Iterator[Record]:
         """The rest of a batch, as long as the term and the lease go on; the clock is asked for each record."""
         hand_over, term, clock, row = self._hand_over, chunk.term, time.clock_gettime, chunk.row
-        hand_over.handed_in = term
         while row < chunk.count:
             for record in chunk.records(row, row + RECORDS_AT_ONCE):
                 is_over = hand_over.is_closed or clock(time.CLOCK_BOOTTIME) >= hand_over.valid_until_s
@@ -398,7 +361,7 @@ class Consumer(Reader):
             raise InvalidArgument(f"max_records is at least 1, not {max_records}")
         self.open()
         deadline_s = boottime_s() + timeout_s
-        self._move_past()
+        self._handed_out.move_past()
         while (chunk := self._take()) is None:
             left_s = deadline_s - boottime_s()
             if left_s <= 0 or self._hand_over.is_closed:
@@ -423,19 +386,9 @@ class Consumer(Reader):
             if not found:
                 raise
         except BaseException:
-            self._give_back(taken)
+            self._handed_out.give_back(taken)
             raise
         return found
-
-    def _give_back(self, taken: list[tuple[Chunk, int]]) -> None:
-        """What a poll had found when it was interrupted wasn't handed out."""
-        chunks = [chunk for chunk, _ in taken]
-        if self._chunk is not None and self._chunk not in chunks:
-            chunks.append(self._chunk)
-        for chunk, row in taken:
-            chunk.row = row
-        self._again.extendleft(reversed(chunks[1:]))
-        self._chunk = chunks[0]
 
     def is_at_end(self, *, timeout_s: float = CALL_TIMEOUT_S) -> bool:
         """Whether all that was acknowledged before this call was handed out. The cluster is asked: that nothing comes proves nothing.
@@ -450,12 +403,11 @@ class Consumer(Reader):
         term = hand_over.term
         if not thread.run(session.is_all_delivered(timeout_s), timeout_s + 1):
             return False
-        return hand_over.term == term and self._is_all_handed_out(term)
+        return hand_over.term == term and self._has_all_of(term)
 
-    def _is_all_handed_out(self, term: int) -> bool:
-        chunk = self._chunk
-        is_left = chunk is not None and chunk.term == term and chunk.row < chunk.count
-        return not (is_left or self._again) and self._hand_over.is_all_taken(chunk)
+    def _has_all_of(self, term: int) -> bool:
+        """Whether the application was handed all that was taken for this term."""
+        return not self._handed_out.has_rest(term) and self._hand_over.is_all_taken(self._handed_out.in_hand)
 
     # ---- moving
 
@@ -479,43 +431,25 @@ class Consumer(Reader):
             await thread.elsewhere(self._commit(self._place_to_commit(record_or_offset)))
 
     def _is_committed(self, what: Record | int | None) -> bool:
-        """Whether there is nothing to commit: a loop of polls and commits has this on a quiet queue, and while it stands by."""
-        chunk = self._chunk
-        return what is None and (chunk is None or self._committed == (chunk.term, chunk.place_after(chunk.row)))
+        """Whether there is nothing to commit."""
+        return what is None and self._handed_out.is_all_committed
 
-    async def _commit(self, handed_out: tuple[int, Place]) -> None:
-        term, place = handed_out
+    async def _commit(self, handed: tuple[int, Place]) -> None:
+        term, place = handed
         if self._session is not None:
             self._hand_over.check()
             if term != self._hand_over.term:  # since it was looked at, on the application's thread
-                raise self._of_earlier_term()
+                raise of_earlier_term(self.queue)
             await self._session.commit(place)
-            self._committed = handed_out
+            self._handed_out.note_committed(handed)
 
     def _place_to_commit(self, what: Record | int | None) -> tuple[int, Place]:
-        """The term that handed it out, and the place behind it."""
-        chunk, view = self._chunk, self._session.view if self._session is not None else None
+        """As `HandedOut.place_to_commit`. Raises NotElected, too, and what the loop failed with."""
+        view = self._session.view if self._session is not None else None
         self._hand_over.check()
         if not self._hand_over.is_reading or view is None:
             raise NotElected("this consumer isn't elected", queue=self.queue)
-        if chunk is None or chunk.term != self._hand_over.term:
-            raise self._of_earlier_term()
-        row = chunk.row  # another thread may be iterating
-        handed = chunk.place_after(row)
-        # The end of a link is the start of the next one, too.
-        if what is None or (isinstance(what, int) and what == chunk.offset_after(row)):
-            return chunk.term, handed
-        if isinstance(what, int) and 0 <= what <= view.earliest:
-            return chunk.term, START  # what is below went once everybody was done with it
-        place = view.place_of(Offset(what)) if isinstance(what, int) else Place(what.epoch, Index(what.index + 1))
-        if place > max(handed, self._handed_before):
-            raise InvalidArgument("this was not handed out", queue=self.queue)
-        if place > handed:
-            raise self._of_earlier_term()
-        return chunk.term, place
-
-    def _of_earlier_term(self) -> Fenced:
-        return Fenced("what was handed out is of an earlier term, and will be handed out again", queue=self.queue)
+        return self._handed_out.place_to_commit(what, self._hand_over.term, view)
 
     def seek(self, position: str | int, *, timeout_s: float = _COMMIT_TIMEOUT_S) -> None:
         """Move the subscription to "earliest", "latest" or an offset: for all its readers, at once.
@@ -549,10 +483,9 @@ class Consumer(Reader):
         So does a handler, or `park`, that is an `async def`, whose call does nothing by itself: raises InvalidArgument.
         """
         try:
-            handle(self, self._hand_over, handler, park, backoff_s, backoff_max_s)
+            handle(self, self._hand_over, self._handed_out, handler, park, backoff_s, backoff_max_s)
         except BaseException:
-            if self._chunk is not None:
-                self._chunk.row = self._chunk.passed
+            self._handed_out.take_back()
             raise
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from seriatim.consumer.core.handed_out import HandedOut
 from seriatim.consumer.handover import HandOver
 from seriatim.protocol import log
 from seriatim.protocol.clock import boottime_s
@@ -32,6 +33,7 @@ class Blocked:
 def handle(
     consumer: Consumer,
     hand_over: HandOver,
+    handed_out: HandedOut,
     handler: Callable[[Record], object],
     park: Callable[[Record, Exception], object] | None,
     backoff_s: float,
@@ -56,7 +58,7 @@ def handle(
         return None
 
     for record in consumer:
-        term = hand_over.handed_in
+        term = handed_out.term
         error = failure(record, term)
         if error is None:
             continue

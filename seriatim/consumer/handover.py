@@ -13,49 +13,12 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from seriatim.consumer.core.rows import Delivery, Rows, decoded
+from seriatim.consumer.core.handed_out import Chunk
+from seriatim.consumer.core.rows import Delivery, decoded
 from seriatim.consumer.core.view import Place
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.errors import InvalidArgument, SeriatimError, copied
 from seriatim.protocol.flag import Waking, is_set_within, set_from_anywhere
-from seriatim.protocol.names import Index
-from seriatim.protocol.record import Record
-
-
-class Chunk:
-    """The records of one batch, as far as they are handed out.
-
-    `term` as in HandOver. 0 <= passed <= row <= count: so many records the application is done with, and so
-    many were handed out. `before`: the place before the first; `behind`: behind the last, re-sends included.
-    `size_bytes`: what they take, decoded.
-    """
-
-    __slots__ = ("_queue", "_rows", "before", "behind", "count", "passed", "row", "size_bytes", "term")
-
-    def __init__(self, term: int, rows: Rows, queue: str, before: Place, size_bytes: int) -> None:
-        self._rows = rows
-        self._queue = queue
-        self.term = term
-        self.count = len(rows.indexes)
-        self.row = 0
-        self.passed = 0
-        self.before = before
-        self.size_bytes = size_bytes
-        self.behind = Place(rows.epoch, rows.next_index)
-
-    def records(self, start: int, stop: int) -> list[Record]:
-        """Made when they are asked for: Python's collector looks again and again through thousands that nobody is done with."""
-        return self._rows.records(self._queue, start, stop)
-
-    def place_after(self, count: int) -> Place:
-        """The place behind the first `count` records."""
-        if count == self.count:
-            return self.behind
-        return self.before if count == 0 else Place(self.behind.epoch, Index(self._rows.indexes[count - 1] + 1))
-
-    def offset_after(self, count: int) -> int:
-        """The offset of that place, whether or not the chain still has the link."""
-        return self._rows.base + self.place_after(count).index
 
 
 class HandOver:
@@ -73,7 +36,6 @@ class HandOver:
         self._awaited: deque[Callable[[], None]] = deque()
         self.is_reading = False
         self.valid_until_s = 0.0
-        self.handed_in = 0  # the term of what was handed out last
         self.dropped = 0
         self.error: SeriatimError | None = None
         self.is_closed = False

@@ -167,7 +167,7 @@ class RecordingConsumer(Consumer):
     @property
     def last_term(self) -> int:
         """Of the records that the last poll gave."""
-        return 0 if self._chunk is None else self._chunk.term
+        return self._handed_out.term
 
 
 def read(coordinators: str, queue: str, name: str, history: Path, subscription: str, stopping: Stopping) -> None:

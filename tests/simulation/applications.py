@@ -425,7 +425,7 @@ class Reader:
             is_all = await session.is_all_delivered(CALL_S)
         except SeriatimError:
             return
-        if not is_all or hand_over.term != term or not consumer._is_all_handed_out(term):
+        if not is_all or hand_over.term != term or not consumer._has_all_of(term):
             return
         start = progress.start
         if ledger.given_up or start is None or self._grants[term].generation != progress.generation:
@@ -452,18 +452,17 @@ class Reader:
         self._ask_for_more()
         self._in_hand = consumer.poll(self._pace, 0)
         for record in self._in_hand:
-            assert consumer._chunk is not None
-            self._handed(consumer._chunk.term, record)
+            self._handed(consumer._handed_out.term, record)
 
     def _iterate(self, consumer: Consumer) -> None:
         left = self._pace
         while left:
             self._ask_for_more()
-            consumer._move_past()
+            consumer._handed_out.move_past()
             chunk = consumer._take()
             if chunk is None:
                 return
-            for record in consumer._handed_out(chunk):
+            for record in consumer._records_left(chunk):
                 self._ask_for_more()
                 self._in_hand = [record]
                 self._handed(chunk.term, record)

@@ -16,6 +16,7 @@ import pytest
 
 from seriatim.consumer import client, fetching, handover, loop, range_reader
 from seriatim.consumer.client import Consumer
+from seriatim.consumer.core import handed_out
 from seriatim.consumer.core.rows import Delivery
 from seriatim.consumer.core.view import ChainView, Grant, LinkView, Place, Side
 from seriatim.consumer.fetching import Fetcher
@@ -43,10 +44,6 @@ from tests.interruption import Interruption
 
 BEFORE_ALL = Place(Epoch(1), Index(0))
 SIDES = [Side("g1", member, f"{member}:1", Incarnation(member, 1)) for member in "ab"]
-TWO_LINKS = (
-    LinkView(Epoch(1), LinkState.SEALED, Offset(0), Index(10), SIDES[0], SIDES[1], {}),
-    LinkView(Epoch(2), LinkState.OPEN, Offset(10), None, SIDES[0], SIDES[1], {}),
-)
 
 
 class NoThread:
@@ -85,7 +82,7 @@ def elected(*deliveries: Delivery) -> Consumer:
 
 
 def passed(consumer: Consumer) -> Place:
-    return consumer._passed_place() or BEFORE_ALL
+    return consumer._handed_out.passed(consumer._hand_over.term) or BEFORE_ALL
 
 
 def to_commit(consumer: Consumer) -> Place:
@@ -208,6 +205,9 @@ def test_a_poll_that_is_interrupted_has_handed_nothing_out(monkeypatch, at) -> N
     assert offsets(consumer.poll(500, 0)) == list(range(4, 30))
 
 
+HAND_OUT = (client.__file__, handed_out.__file__, handover.__file__)
+
+
 class CtrlC:
     """Raises KeyboardInterrupt behind the call of this number, in the files that hand records out: there the interpreter looks for signals."""
 
@@ -215,7 +215,7 @@ class CtrlC:
         self.left = number
 
     def __call__(self, frame: FrameType, event: str, _: object) -> Any:
-        if frame.f_code.co_filename not in (client.__file__, handover.__file__) or frame.f_code.co_name == "poll":
+        if frame.f_code.co_filename not in HAND_OUT or frame.f_code.co_name == "poll":
             return None
         if event == "return":
             self.left -= 1
@@ -273,7 +273,7 @@ def test_the_loop_s_thread_waits_for_nothing_that_a_signal_s_handler_may_have_in
             fetcher.tell_taken()
             consumer._hand_over.renew(boottime_s() + 60)
 
-        with Interruption(number, Loop(loop_s).wait_for, handover.__file__, fetching.__file__) as interruption:
+        with Interruption(number, Loop(loop_s).wait_for, *HAND_OUT[1:], fetching.__file__) as interruption:
             while consumer.poll(3, 0.001):
                 pass
         if not interruption.has_come:
@@ -358,7 +358,7 @@ def test_what_was_taken_before_an_interruption_is_told_after_it() -> None:
 
     class Thread(NoThread):
         def tell(self, *_: object) -> None:
-            told.append(consumer._chunk)
+            told.append(consumer._handed_out.in_hand)
             if len(told) == 1:
                 raise KeyboardInterrupt
 
@@ -500,7 +500,7 @@ class CtrlCWhileClosing(CtrlC):
     """As CtrlC, in front of a call as well, and in what ends the loop's thread."""
 
     def __call__(self, frame: FrameType, event: str, _: object) -> Any:
-        if frame.f_code.co_filename not in (client.__file__, handover.__file__, loop.__file__):
+        if frame.f_code.co_filename not in (*HAND_OUT, loop.__file__):
             return None
         if event in ("call", "return"):
             self.left -= 1
@@ -614,9 +614,8 @@ def test_who_awaits_records_of_a_backlog_can_be_cancelled(records_a_batch: int) 
 
     found = asyncio.run(read())
     assert found == list(range(client.RECORDS_A_TURN))
-    assert (
-        consumer._chunk.passed == consumer._chunk.row
-    )  # by that it has asked for more, and the next reader goes on there, too
+    in_hand = consumer._handed_out.in_hand
+    assert in_hand.passed == in_hand.row  # by that it has asked for more, and the next reader goes on there, too
     assert consumer.poll(1, 0)[0].offset == client.RECORDS_A_TURN
 
 
@@ -821,39 +820,6 @@ def test_a_commit_that_was_asked_for_in_an_earlier_term_does_not_reach_the_next_
     assert session.commits == []
 
 
-def test_who_commits_late_what_an_earlier_term_handed_out_is_told_so_until_this_one_has_come_as_far() -> None:
-    """It was taken for a mistake of the application's (`invalid-argument`) from the first record of the new term on."""
-    consumer = elected(delivery(1, 0, 0, 10), delivery(2, 10, 10, 10))
-    consumer._session = Session(ChainView("c", 1, "q", ChainVersion(1), TWO_LINKS))
-    late = consumer.poll(15, 0)[-1]
-    consumer._hand_over.end()
-    consumer._hand_over.begin()
-    for one in (delivery(1, 0, 0, 10), delivery(2, 10, 10, 10)):
-        consumer._hand_over.put(one)
-    for count in (0, 10, 4):
-        assert len(consumer.poll(count, 0) if count else []) == count
-        for what in (late, late.offset + 1):
-            with pytest.raises(Fenced, match="of an earlier term"):
-                consumer._place_to_commit(what)
-        if count:
-            with pytest.raises(InvalidArgument, match="this was not handed out"):
-                consumer._place_to_commit(late.offset + 2)
-    assert len(consumer.poll(1, 0)) == 1
-    assert consumer._place_to_commit(late)[1] == Place(Epoch(2), Index(5))
-
-
-def test_who_commits_an_offset_that_is_not_kept_any_more_has_committed_it() -> None:
-    """It was `invalid-argument`, where the last record below it could be committed once more."""
-    consumer = elected(delivery(2, 10, 10, 10))
-    session = consumer._session = Session(ChainView("c", 1, "q", ChainVersion(2), TWO_LINKS[1:]))
-    assert len(consumer.poll(5, 0)) == 5
-    for offset in (0, 9, 10):
-        asyncio.run(consumer._commit(consumer._place_to_commit(offset)))
-    assert max(session.commits) <= Place(Epoch(2), Index(0))
-    with pytest.raises(InvalidArgument):
-        consumer._place_to_commit(-1)
-
-
 def test_who_commits_in_a_queue_that_was_deleted_is_told_so() -> None:
     """Before he looks, and between the look and the commit: not that nobody is elected, or that it will be handed out again."""
     consumer = elected(delivery(1, 0, 0, 10))
@@ -875,22 +841,6 @@ def test_who_seeks_in_a_queue_that_was_deleted_is_told_so() -> None:
     consumer._hand_over.fail(UnknownQueue("queue 'q' was deleted"))
     with pytest.raises(UnknownQueue):
         consumer.seek(0)
-
-
-def test_all_below_the_next_offset_can_be_committed_at_the_end_of_a_link() -> None:
-    """`commit(last.offset + 1)`, as with Kafka: it is the offset of the next link's first record, too."""
-    consumer = elected(delivery(1, 0, 0, 10))
-    consumer._session = Session(ChainView("c", 1, "q", ChainVersion(1), TWO_LINKS))
-    last = consumer.poll(500, 0)[-1]
-    assert consumer._place_to_commit(last)[1] == Place(Epoch(1), Index(10))
-    assert consumer._place_to_commit(last.offset + 1)[1] == Place(Epoch(1), Index(10))
-    assert consumer._place_to_commit(5)[1] == Place(Epoch(1), Index(5))
-    with pytest.raises(InvalidArgument):
-        consumer._place_to_commit(11)
-    consumer._session.view = ChainView("c", 1, "q", ChainVersion(2), TWO_LINKS[1:])  # retention let the first one go
-    assert consumer._place_to_commit(last.offset + 1)[1] == Place(Epoch(1), Index(10))
-    with pytest.raises(InvalidArgument):
-        consumer._place_to_commit(11)
 
 
 def test_an_application_that_asks_again_and_again_is_told_without_what_was_told_before() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from seriatim.consumer.core.handed_out import Chunk
 from seriatim.consumer.core.rows import Delivery, decoded
 from seriatim.consumer.core.view import Place
-from seriatim.consumer.handover import Chunk
 from seriatim.protocol.batch import RecordColumns, encode
 from seriatim.protocol.names import Epoch, Index, Offset
 from seriatim.protocol.record import Record

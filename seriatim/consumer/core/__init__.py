@@ -2,6 +2,7 @@
 
 - `view`: the queue as a coordinator shows it, without protobuf; offsets and places.
 - `rows`: which records of a batch are handed out; the rest are re-sends.
+- `handed_out`: what of them the application was handed, and is done with.
 - `reading`: from link to link, from member to member.
 - `cursor`: what is committed, and where.
 - `invariants`: what must hold after each step of `reading` and `cursor`.

@@ -510,7 +510,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         "fetched counts as handed out",
         "who asks whether it has all is told so as soon as all is fetched",
-        changed(Consumer, "_is_all_handed_out", lambda *_: True),
+        changed(Consumer, "_has_all_of", lambda *_: True),
         within=20,
         shape=Shape(kinds=("kill", "pause"), faults=(1, 2), acts=1.0, paces=(4,)),
         finds="9: .* told to have all",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from seriatim.consumer.client import Consumer
+from seriatim.consumer.core.handed_out import HandedOut
 from seriatim.producer.buffer import Buffer
 from seriatim.protocol.election import Election
 from tests.simulation.plants.plant import Plant, changed, instead, together
@@ -25,12 +26,12 @@ def _ends_what_is_in_flight(right: Any, self: Buffer, reason: str, in_flight: An
 
 
 async def _hands_over_all(right: Any, self: Consumer) -> None:
-    self._move_past()
+    self._handed_out.move_past()
     await right(self)
 
 
-def _forgets_a_part(right: Any, self: Consumer, *, is_done: bool = True) -> Any:
-    passed, chunk = self._passed, right(self, is_done=is_done)
+def _forgets_a_part(right: Any, self: HandedOut, term: int, *, is_done: bool) -> Any:
+    passed, chunk = self._passed, right(self, term, is_done=is_done)
     if not is_done:
         self._passed = passed
     return chunk
@@ -72,7 +73,7 @@ PLANTS = (
     Plant(
         "passed in part",
         "a poll that goes on from the rest of a batch into the next one takes back what was passed of it",
-        changed(Consumer, "_take", _forgets_a_part),
+        changed(HandedOut, "rest", _forgets_a_part),
         within=60,
         shape=Shape(kinds=("close the reader", "pause an application"), faults=(3, 4), paces=(4,), polls=1.0),
         finds="6: .* was closed, done up to",
