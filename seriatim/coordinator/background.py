@@ -242,7 +242,7 @@ class BackgroundWork:
 
     async def _end_told(self, action: TellEnd, cause_id: str) -> bool:
         document, link = action.document, action.link
-        reply = await self._members.record_end(document.queue_id, action.version, link, action.member, cause_id)
+        reply = await self._members.record_end(action, cause_id)
         if reply.has_it:
             self._told.ends.add(end_key(document, link, action.incarnation))
             return True

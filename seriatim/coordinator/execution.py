@@ -171,7 +171,7 @@ class Execution:
 
     async def _tell_end(self, end: TellEnd, cause_id: str) -> None:
         try:
-            await self._members.record_end(end.document.queue_id, end.version, end.link, end.member, cause_id)
+            await self._members.record_end(end, cause_id)
         except SeriatimError as error:
             _log.debug("end not told", member=end.member, epoch=end.link.epoch, error=error, cause_id=cause_id)
 

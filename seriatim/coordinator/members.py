@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
 from seriatim.coordinator import messages
+from seriatim.coordinator.core.background import TellEnd
 from seriatim.coordinator.core.events import SendOpen, SendSeal, TellReader
 from seriatim.coordinator.core.reach import Reach, is_answer
 from seriatim.coordinator.core.recovery import Copy
@@ -18,7 +19,7 @@ from seriatim.coordinator.store import Store
 from seriatim.coordinator.turns import Turns
 from seriatim.protocol import chain_json, rpc
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.chain import ChainDocument, Link
+from seriatim.protocol.chain import ChainDocument
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.direct_calls import DirectCalls
 from seriatim.protocol.errors import SeriatimError, Unreachable
@@ -146,17 +147,15 @@ class Members:
         )
         return await self._call(effect.member, lambda stub: stub.TellReader, request, self._timeout_s)
 
-    async def record_end(
-        self, queue_id: QueueId, version: ChainVersion, link: Link, member: MemberName, cause_id: str
-    ) -> pb.RecordEndReply:
+    async def record_end(self, action: TellEnd, cause_id: str) -> pb.RecordEndReply:
         """RecordEnd of a sealed link to whoever is at the place now."""
-        certificate = link.certificate
+        link, certificate = action.link, action.link.certificate
         if certificate is None:
             raise ValueError(f"link {link.epoch} has no end to tell")
-        state, registry = self._state(member), self._store.registry
+        state, registry = self._state(action.member), self._store.registry
         request = pb.RecordEndRequest(
-            link=self._name(queue_id, link.epoch, state.incarnation),
-            chain_version=version,
+            link=self._name(action.document.queue_id, link.epoch, state.incarnation),
+            chain_version=action.version,
             master=messages.link_member(link.master, registry),
             slave=messages.link_member(link.slave, registry),
             end=certificate.end,
@@ -165,7 +164,7 @@ class Members:
             durability=link.durability,
             cause_id=cause_id,
         )
-        return await self._call(member, lambda stub: stub.RecordEnd, request, self._timeout_s)
+        return await self._call(action.member, lambda stub: stub.RecordEnd, request, self._timeout_s)
 
     async def drop_links(self, queue: ChainDocument, below: Epoch, member: MemberName, cause_id: str) -> None:
         """DropLinks to whoever is at the place now; `below` 0 drops the whole queue."""

@@ -9,6 +9,7 @@ import pytest
 
 from seriatim.coordinator import execution as execution_shell
 from seriatim.coordinator.core import close_link
+from seriatim.coordinator.core.background import TellEnd
 from seriatim.coordinator.core.seal import SealAnswer
 from seriatim.protocol.errors import Unreachable
 from seriatim.protocol.names import Epoch
@@ -27,8 +28,8 @@ class Members:
         event: Any = self._world.seal(effect)
         return cast("SealAnswer", event.answer)
 
-    async def record_end(self, _queue_id: object, _version: object, link: Any, member: object, _cause: object) -> None:
-        self.told.append((link.epoch, str(member)))
+    async def record_end(self, end: TellEnd, _cause: object) -> None:
+        self.told.append((end.link.epoch, str(end.member)))
         raise Unreachable("nobody answers")
 
 
