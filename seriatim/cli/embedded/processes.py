@@ -180,20 +180,25 @@ class Supervisor:
         """Where a child's standard output and error go."""
         return self.logs / f"{name}.log"
 
-    def output(self, name: str) -> str:
-        """What a child has written since it was last started."""
+    def output(self, name: str, last_bytes: int | None = None) -> str:
+        """What a child has written since it was last started, or the end of that."""
         with self._guard:
             offset = self._children[name].log_offset if name in self._children else 0
         with self.log_path(name).open("rb") as log:
-            log.seek(offset)
+            end = log.seek(0, os.SEEK_END)
+            log.seek(offset if last_bytes is None else max(offset, end - last_bytes))
             return log.read().decode(errors="replace")
+
+    def _room(self) -> str:
+        """What else to look at where a log says nothing: there is no room for it, most likely."""
+        return f"{shutil.disk_usage(self.logs).free >> 20:,} MiB are free"
 
     def log_end(self, name: str) -> str:
         """What a child said last, for a person."""
         path = self.log_path(name)
         lines = self.output(name).splitlines()[-8:] if path.exists() else []
-        if not lines:  # where there is no room for it, most likely
-            return f"Its log, {path}, says nothing; {shutil.disk_usage(self.logs).free >> 20:,} MiB are free there."
+        if not lines:
+            return f"Its log, {path}, says nothing; {self._room()} there."
         return f"Its log, {path}, ends with:\n" + "\n".join(f"  {line}" for line in lines)
 
     def wait_until(self, name: str, is_ready: Callable[[], bool], *, timeout_s: float, what: str = "serve") -> None:
@@ -303,14 +308,10 @@ class Supervisor:
     def _last_line(self, name: str) -> str:
         """What a child said last. Nothing may be raised here: all children would end with this thread."""
         try:
-            with self.log_path(name).open("rb") as written:
-                end = written.seek(0, os.SEEK_END)
-                written.seek(max(self._children[name].log_offset, end - _LAST_BYTES))
-                lines = written.read().decode(errors="replace").splitlines()
-            free = f"{shutil.disk_usage(self.logs).free >> 20:,} MiB are free for its log"
+            lines = [line for line in self.output(name, _LAST_BYTES).splitlines() if line.strip()]
+            return lines[-1] if lines else f"(nothing; {self._room()} for its log)"
         except OSError as error:
             return f"(its log can't be read: {error.strerror})"
-        return next((line for line in reversed(lines) if line.strip()), f"(nothing; {free})")
 
     def _start_again(self, child: _Child, now_s: float) -> None:
         child.backoff_s = min(child.backoff_s * 2, _BACKOFF_MAX_S)
