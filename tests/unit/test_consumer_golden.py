@@ -270,6 +270,21 @@ def test_who_failed_is_tried_at_once_when_it_is_another_one_and_not_because_the_
     ]
 
 
+@pytest.mark.parametrize(
+    "changed", [link(1, LinkState.SEALED, end=3), link(1, LinkState.CLOSING, b=2)], ids=["end known", "member back"]
+)
+def test_what_failed_before_the_link_changed_makes_nobody_wait_longer_after_it(changed: LinkView) -> None:
+    trace = Trace()
+    trace(ReadFrom(chain(link(1, LinkState.CLOSING)), START), 10.0)
+    for number in range(1, 13):  # both members are away
+        trace(Tick(), 10.0 + number * reading.RETRY_MAX_S)
+        trace(FetchFailed(number, "gone"), 10.0 + number * reading.RETRY_MAX_S)
+    assert trace.state.failures == 12
+    trace(ViewChanged(chain(changed, version=2)), 50.0)
+    trace(FetchFailed(13, "it wasn't told yet"), 50.0)
+    assert trace(FetchFailed(14, "it wasn't told yet"), 50.0)[-1] == "wake at 50.1"
+
+
 def test_a_member_that_left_or_came_back_changed_is_left() -> None:
     trace = Trace()
     trace(ReadFrom(chain(link(1, LinkState.OPEN)), START))

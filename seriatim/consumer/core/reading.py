@@ -99,7 +99,8 @@ class Reading:
     is_at_end: `at` is the recorded end of its link. end_offset: that end as an offset; None where nobody knows it yet.
     head: all links before it are committed to their ends, as a coordinator told; the chain may let them go.
     buffered_bytes: delivered and not taken; buffered_bytes + credit <= limit_bytes, but for the last batch sent.
-    failures: in a row, since something arrived; the next try is at `retry_at_s`, at another member than `avoid`.
+    failures: in a row, since something arrived, or the link's end or members changed; the next try is at `retry_at_s`, at another
+    member than `avoid`.
     heard_at_s: when the fetch was opened, or its member said something last; is_excused: a late look was put down to
     this process since. patience: of the path that this reader stands behind; outlives what it reads.
     waiting_for: why nothing can be fetched now; empty while something is.
@@ -288,14 +289,14 @@ def _seen(state: Reading, view: ChainView, now_s: float) -> Step:
     state = replace(state, view=view)
     if before is None or after is None:
         return state, []
-    if before.end != after.end:  # and what failed for want of it may work now
-        state = replace(state, progress_at_s=now_s, retry_at_s=now_s)
+    if before.end != after.end:  # and what failed for want of it may work now, or as soon as its members know, too
+        state = replace(state, progress_at_s=now_s, retry_at_s=now_s, failures=0)
     if before.end is None and _is_to_be_left(state, after):
         return _failed(state, "it didn't answer when the link was sealed", now_s, order_close=True)
     if (before.master, before.slave) == (after.master, after.slave):
         return state, []
     # Somebody came or went: what failed before may work now, and who served may be gone.
-    state = replace(state, retry_at_s=now_s)
+    state = replace(state, retry_at_s=now_s, failures=0)
     fetch = state.fetch
     if fetch is None or after.side(fetch.member).incarnation == fetch.incarnation:
         return state, []
