@@ -9,7 +9,7 @@ from typing import Any
 
 from seriatim.consumer.core import cursor
 from seriatim.consumer.core.cursor import CursorState
-from seriatim.consumer.core.view import ChainView, Place
+from seriatim.consumer.core.view import Place
 from seriatim.consumer.transport import Members
 from seriatim.consumer.views import link_name
 from seriatim.protocol import log
@@ -26,15 +26,15 @@ OVERDUE = "the commit may still be"
 class Commits:
     """The cursor of one reader. To be used on one loop.
 
-    `on_acquire`: a coordinator is to be asked again; `on_start(view, place, is_end)`:
-    reading starts there, in a new term, or because the subscription was sought. `or_fail(work)`: what runs in a task.
+    `on_acquire`: a coordinator is to be asked again; `on_start`: reading starts, in a new term, or because the subscription was
+    sought. `or_fail(work)`: what runs in a task.
     """
 
     def __init__(
         self,
         members: Members,
         on_acquire: Callable[[], object],
-        on_start: Callable[[ChainView, Place, bool], object],
+        on_start: Callable[[cursor.StartReading], object],
         or_fail: Callable[[Coroutine[Any, Any, None]], Coroutine[Any, Any, None]],
     ) -> None:
         self.state = CursorState()
@@ -86,13 +86,12 @@ class Commits:
         for effect in effects:
             match effect:
                 case cursor.Commit():
-                    task = asyncio.create_task(self._or_fail(self._commit(effect)))
-                    self._tasks.add(task)
-                    task.add_done_callback(self._tasks.discard)
+                    self._send(effect)
                 case cursor.AcquireAgain():
                     self._on_acquire()
-                case cursor.StartReading(place, is_end):
-                    self._start(place, is_end)
+                case cursor.StartReading():
+                    self.give_up(OlderGeneration("the subscription was sought: the cursor is elsewhere now"))
+                    self._on_start(effect)
                 case cursor.Refuse(place, reason):
                     self._refuse(place, reason)
                 case cursor.WakeAt(at_s):
@@ -105,11 +104,6 @@ class Commits:
             else:
                 still.append((place, waiter))
         self._waiters = still
-
-    def _start(self, place: Place, is_end: bool) -> None:
-        self.give_up(OlderGeneration("the subscription was sought: the cursor is elsewhere now"))
-        if self.state.view is not None:
-            self._on_start(self.state.view, place, is_end)
 
     def _refuse(self, place: Place, reason: str) -> None:
         """Whoever waits for `place` or more waits for nothing; others want less, which is asked for again."""
@@ -128,18 +122,23 @@ class Commits:
         delay_s = max(0.0, at_s - boottime_s())
         self._timer = asyncio.get_running_loop().call_later(delay_s, self.happened, cursor.Tick())
 
-    async def _commit(self, order: cursor.Commit) -> None:
-        view, grant = self.state.view, self.state.grant
-        if view is None or grant is None:
+    def _send(self, order: cursor.Commit) -> None:
+        view, grant = self.state.view, order.grant
+        if view is None:
             return
         request = pb.CommitCursorRequest(
             link=link_name(view, order.epoch, order.side.incarnation),
             subscription_id=grant.subscription_id,
-            generation=order.generation,
+            generation=grant.generation,
             token=grant.token,
             index=order.index,
             cause_id=log.new_cause_id("commit"),
         )
+        task = asyncio.create_task(self._or_fail(self._commit(order, request)))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _commit(self, order: cursor.Commit, request: pb.CommitCursorRequest) -> None:
         try:
             await self._members.commit(order.side, request)
         except SeriatimError as error:

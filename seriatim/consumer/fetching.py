@@ -24,7 +24,6 @@ from seriatim.consumer.core.reading_events import (
     WakeAt,
 )
 from seriatim.consumer.core.rows import Delivery
-from seriatim.consumer.core.view import Grant
 from seriatim.consumer.transport import FetchStream, Members
 from seriatim.consumer.views import link_name
 from seriatim.protocol import log
@@ -56,7 +55,6 @@ class Fetcher:
         on_failure: Callable[[SeriatimError], object],
     ) -> None:
         self.state = self.settled = Reading(limit_bytes)
-        self.grant = Grant()
         self._members = members
         self._on_delivery = on_delivery
         self._on_refused = on_refused
@@ -144,14 +142,14 @@ class Fetcher:
         self._on_failure(defect(error, "a reader"))
 
     def _open(self, order: OpenFetch) -> None:
-        view = self.state.view
+        view, grant = self.state.view, self.state.grant
         if view is None:
             return
         opening = pb.FetchOpen(
             link=link_name(view, order.epoch, order.side.incarnation),
-            subscription_id=self.grant.subscription_id,
-            generation=self.grant.generation,
-            token=self.grant.token,
+            subscription_id=grant.subscription_id,
+            generation=grant.generation,
+            token=grant.token,
             from_index=order.from_index,
             credit_bytes=order.credit_bytes,
             takes_several=True,

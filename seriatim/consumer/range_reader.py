@@ -185,13 +185,14 @@ class RangeReader:
         place = view.place_of(start)
         on_missed = self._coordinators.compare_watches
         fetcher = Fetcher(self._members, self._prefetch_bytes, self._put, self._fail, on_missed, self._fail)
-        fetcher.grant = self._grant
         fetcher.state = replace(fetcher.state, patience=self._patience)
         self._waiting.clear()
         self._error = None
         self._fetcher = fetcher
         # Where the start lies behind all that this view knows of, it is in a link that follows, and not at its beginning.
-        fetcher.happened(reading_events.ReadFrom(view, place, is_end=place == START, since=start, until=end))
+        fetcher.happened(
+            reading_events.ReadFrom(view, place, is_end=place == START, since=start, until=end, grant=self._grant)
+        )
         self._watching = asyncio.create_task(self._watch(fetcher))
         return fetcher
 

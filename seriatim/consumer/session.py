@@ -104,7 +104,6 @@ class ReaderSession:
         self.settings = settings
         self.coordinators = Coordinators(coordinators)
         self.members = Members()
-        self.grant: Grant | None = None
         self.waits = ""
         self.view: ChainView | None = None
         self._fetcher: Fetcher | None = None
@@ -124,6 +123,11 @@ class ReaderSession:
         self._is_asked_again = False
         self._proof: tuple[str, float] = "", 0.0
         self._renewal = asyncio.Event()
+
+    @property
+    def grant(self) -> Grant | None:
+        """What this reader holds; None while it holds nothing."""
+        return self._commits.state.grant
 
     @property
     def is_connected(self) -> bool:
@@ -248,11 +252,11 @@ class ReaderSession:
 
     def _end_term(self, reason: str) -> None:
         self._on_lease(0.0)
-        if self.grant is not None:
-            _log.info("deposed", queue=self.settings.queue, token=self.grant.token, reason=reason)
-            self.grant = None
-            self._on_end()
+        grant = self.grant
         self._commits.happened(cursor.Deposed())
+        if grant is not None:
+            _log.info("deposed", queue=self.settings.queue, token=grant.token, reason=reason)
+            self._on_end()
         if self._fetcher is not None:
             self._fetcher.happened(reading_events.Stopped())
         self._commits.give_up(
@@ -372,11 +376,9 @@ class ReaderSession:
 
     def _take_up(self, granted: pb.ReadGrant) -> None:
         view = chain_view(granted.view)
-        grant = self.grant = Grant(self._subscription_id, Generation(granted.generation), self._token)
+        grant = Grant(self._subscription_id, Generation(granted.generation), self._token)
         self.waits = ""
         _log.info("granted", queue=view.queue, token=self._token, epoch=granted.epoch, index=granted.index)
-        if self._fetcher is not None:
-            self._fetcher.grant = grant
         if self.view is None or self.view.version < view.version:
             self.view = view
         head = Place(Epoch(granted.epoch), Index(granted.index))
@@ -464,12 +466,10 @@ class ReaderSession:
         if self.grant is not None:
             self._commits.ask(place)
 
-    def _start_reading(self, view: ChainView, place: Place, is_end: bool) -> None:
-        if self.grant is None:
-            return
-        self._on_grant(self.grant, place)
+    def _start_reading(self, start: cursor.StartReading) -> None:
+        self._on_grant(start.grant, start.place)
         if self._fetcher is not None:
-            self._fetcher.happened(reading_events.ReadFrom(view, place, is_end))
+            self._fetcher.happened(reading_events.ReadFrom(start.view, start.place, start.is_end, grant=start.grant))
 
     # ---- seek
 

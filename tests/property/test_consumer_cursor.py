@@ -133,7 +133,7 @@ class World:
         if not self.commits:
             return
         order = self.commits.pop(0)
-        if outcome != "refused" and self.told.get(order.epoch) == order.generation == self.generation:
+        if outcome != "refused" and self.told.get(order.epoch) == order.grant.generation == self.generation:
             is_ahead = bool(self.consume_list) and order.epoch > self.consume_list[0]
             assert not is_ahead, "a commit to a link behind the head"
             if outcome == "lags" or order.index > self.lengths[order.epoch - 1]:

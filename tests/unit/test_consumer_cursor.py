@@ -128,9 +128,8 @@ def test_a_commit_that_both_members_lack_the_records_of_is_only_refused_while_th
 
 def test_who_has_nothing_left_to_read_stands_at_the_end_of_the_last_link_whatever_was_asked_for() -> None:
     commits = Commits()
-    assert commits.happened(granted(view(1, (), link(1, 0, 5)), 0, 0)) == [
-        StartReading(Place(Epoch(1), Index(5)), is_end=True)
-    ]
+    first = granted(view(1, (), link(1, 0, 5)), 0, 0)
+    assert commits.happened(first) == [StartReading(first.view, first.grant, Place(Epoch(1), Index(5)), is_end=True)]
     commits.happened(CommitAsked(Place(Epoch(1), Index(7))))  # beyond the end counts as the end (H22)
     commits.happened(granted(view(2, (), link(1, 0, 5)), 0, 0))
     assert commits.state.committed == commits.state.wanted
@@ -287,7 +286,7 @@ def test_a_reader_goes_on_behind_a_link_that_ended_and_was_let_go_unseen() -> No
             opened.extend(effect.epoch for effect in effects if isinstance(effect, OpenFetch))
             for effect in effects:
                 if isinstance(effect, StartReading):
-                    found += both(ReadFrom(commits.view, effect.place, effect.is_end))
+                    found += both(ReadFrom(effect.view, effect.place, effect.is_end, grant=effect.grant))
             if isinstance(event, Granted):
                 found += both(ViewChanged(event.view), Drained(event.head.epoch))
         return found

@@ -11,7 +11,7 @@ import pytest
 
 from seriatim.consumer import session as session_module
 from seriatim.consumer.core.reading_events import Drained, ReadFrom, ViewChanged
-from seriatim.consumer.core.view import Place
+from seriatim.consumer.core.view import ChainView, Grant, Place
 from seriatim.consumer.session import ReaderSession, ReaderSettings
 from seriatim.consumer.views import chain_view
 from seriatim.protocol import coordinators as coordinators_module
@@ -19,11 +19,12 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.election import Standing
 from seriatim.protocol.errors import BugError, DeadlineOver, SeriatimError, UnknownQueue, UnknownSubscription, Waiting
-from seriatim.protocol.names import Epoch, Index, QueueId, SubscriptionId, Token
+from seriatim.protocol.names import Epoch, Generation, Index, QueueId, SubscriptionId, Token
 from seriatim.protocol.zookeeper import SessionState
 
 TIMEOUT_S = 0.6
 NODE = "n-0000000001"
+GRANTED_VIEW = pb.QueueView(queue_id=1, queue="q", chain_version=1)
 
 
 class ZooKeeper:
@@ -47,8 +48,16 @@ class ZooKeeper:
 
 async def granted(method: str, request: pb.AcquireReadRequest, *_: object) -> pb.AcquireReadReply:
     """A coordinator: the chain still has this token, for whoever follows hasn't acquired yet."""
-    view = pb.QueueView(queue_id=1, queue="q", chain_version=1)
-    return pb.AcquireReadReply(grant=pb.ReadGrant(subscription_id=1, generation=1, epoch=1, view=view), token=5)
+    return pb.AcquireReadReply(grant=pb.ReadGrant(subscription_id=1, generation=1, epoch=1, view=GRANTED_VIEW), token=5)
+
+
+def open_link() -> ChainView:
+    """The queue by the time that its first link is open, and read."""
+    side = pb.LinkMember(group="g", member="a", address="127.0.0.1:1")
+    there = pb.Incarnation(disk_id="d", start=1)
+    link = pb.LinkView(epoch=1, state="open", master=side, slave=side, slave_now=there)
+    read = pb.SubscriptionView(subscription_id=1, generation=1, reader_token=5, consume_list=[1])
+    return chain_view(pb.QueueView(queue_id=1, queue="q", chain_version=2, links=[link], subscriptions=[read]))
 
 
 def reader(
@@ -179,6 +188,7 @@ def test_who_reads_hears_with_each_grant_what_of_the_queue_is_read() -> None:
 
     asyncio.run(run())
     assert [type(one) for one in events] == [ReadFrom, ViewChanged, Drained]
+    assert events[0].grant == Grant(SubscriptionId(1), Generation(1), Token(5))
     assert events[-1] == Drained(Epoch(1))
 
 
@@ -231,17 +241,36 @@ def test_nor_does_who_waits_for_a_commit_wait_for_ever() -> None:
         session = reader(ZooKeeper(), [])
         await session._acquire_until_granted()
         session.members.commit = nonsense
-        side = pb.LinkMember(group="g", member="a", address="127.0.0.1:1")
-        there = pb.Incarnation(disk_id="d", start=1)
-        link = pb.LinkView(epoch=1, state="open", master=side, slave=side, slave_now=there)
-        read = pb.SubscriptionView(subscription_id=1, generation=1, reader_token=5, consume_list=[1])
-        view = pb.QueueView(queue_id=1, queue="q", chain_version=2, links=[link], subscriptions=[read])
-        session._see(chain_view(view))
+        session._see(open_link())
         with pytest.raises(BugError):
             async with asyncio.timeout(60):
                 await session.commit(Place(Epoch(1), Index(3)))
 
     asyncio.run(run())
+
+
+def test_a_commit_that_was_ordered_in_one_term_is_not_sent_in_the_name_of_the_next() -> None:
+    """Where the reader was deposed and granted anew just between, the member took for the new term's what the old one was done with."""
+    asked: list[pb.CommitCursorRequest] = []
+
+    async def run() -> None:
+        session = reader(ZooKeeper(), [])
+        await session._acquire_until_granted()
+
+        async def commit(_: object, request: pb.CommitCursorRequest) -> None:
+            asked.append(request)
+
+        session.members.commit = commit
+        session._see(open_link())
+        session.ask_commit(Place(Epoch(1), Index(3)))
+        (committing,) = session._commits._tasks
+        session._end_term("another one was elected")
+        session._token = Token(7)
+        session._take_up(pb.ReadGrant(subscription_id=1, generation=1, epoch=1, index=1, view=GRANTED_VIEW))
+        await committing
+
+    asyncio.run(run())
+    assert [(one.token, one.index) for one in asked] == [(5, 3)]
 
 
 def test_h16_a_subscription_of_the_same_name_is_another_one() -> None:
@@ -361,7 +390,10 @@ def test_a_seek_asks_again_where_a_position_can_t_be_told_as_in_a_switch() -> No
     def moved(_: float) -> float:
         if left:
             raise left.pop()
-        session.grant = replace(session.grant, generation=2)  # another of its tasks acquires
+        state = session._commits.state
+        session._commits.state = replace(
+            state, grant=replace(state.grant, generation=2)
+        )  # another of its tasks acquires
         return 0.0
 
     session = reader(ZooKeeper(), [])

@@ -19,7 +19,7 @@ from typing import assert_never
 
 from seriatim.consumer.core.view import START, ChainView, Grant, LinkView, Place, Side, SubscriptionView
 from seriatim.protocol.chain import LinkState
-from seriatim.protocol.names import Epoch, Generation, Index
+from seriatim.protocol.names import Epoch, Index
 from seriatim.protocol.patience import backoff_s
 
 RETRY_FIRST_S = 0.05
@@ -86,10 +86,10 @@ Event = Granted | Deposed | ViewChanged | CommitAsked | Committed | CommitFailed
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Commit the cursor `index` in link `epoch` at this member; `generation` and token are those granted."""
+    """Commit the cursor `index` in link `epoch` at this member, in the name of `grant`, whatever is granted by the time it is sent."""
 
     commit_id: int
-    generation: Generation
+    grant: Grant
     epoch: Epoch
     index: Index
     side: Side
@@ -102,8 +102,10 @@ class AcquireAgain:
 
 @dataclass(frozen=True, slots=True)
 class StartReading:
-    """From here: a new term of this reader, or a subscription that was sought. `is_end`: nothing is left of that link."""
+    """From here, in the name of `grant`: a new term of this reader, or a subscription that was sought. `is_end`: nothing is left of that link."""
 
+    view: ChainView
+    grant: Grant
     place: Place
     is_end: bool
 
@@ -130,6 +132,7 @@ Effect = Commit | AcquireAgain | StartReading | Refuse | WakeAt
 class CursorState:
     """State. Nothing happens without a grant.
 
+    grant: what this reader holds; None while it holds nothing. Whoever acts in its name is handed it from here.
     head: epoch that takes this reader's commits; 0: the consume list is empty.
     committed <= wanted: see the module. Beyond what there is, `wanted` falls back to `committed`.
     in_flight: the only commit on its way.
@@ -217,7 +220,7 @@ def _granted(state: CursorState, event: Granted) -> Step:
             after = replace(after, committed=after.wanted)
         return after, []
     after = replace(after, failures=0, failure="", avoid="", retry_at_s=0.0)
-    return after, [StartReading(place, is_end)]
+    return after, [StartReading(event.view, event.grant, place, is_end)]
 
 
 def _is_same_cursor(before: Grant, after: Grant) -> bool:
@@ -269,7 +272,7 @@ def _is_beyond_both(state: CursorState, order: Commit) -> bool:
         and link.state is LinkState.OPEN
         and before is not None
         and before.commit_id + 1 == order.commit_id
-        and (before.generation, before.epoch) == (order.generation, order.epoch)
+        and (before.grant, before.epoch) == (order.grant, order.epoch)
         and before.side.member != order.side.member
     )
 
@@ -297,7 +300,7 @@ def _settled(state: CursorState, now_s: float) -> Step:
     side = link.choice(state.avoid)
     if side is None:
         return _waiting(state, link.nobody_there), []
-    order = Commit(state.next_commit_id, grant.generation, link.epoch, target, side)
+    order = Commit(state.next_commit_id, grant, link.epoch, target, side)
     return replace(state, in_flight=order, next_commit_id=state.next_commit_id + 1, waiting_for=""), [order]
 
 

@@ -58,7 +58,7 @@ def check_cursor(before: CursorState, after: CursorState) -> None:
     if after.in_flight is not None:
         order = after.in_flight
         _check(order.epoch == after.head, "a commit goes to another link than the head", epoch=order.epoch)
-        _check(order.generation == after.grant.generation, "a commit carries an older generation")
+        _check(order.grant == after.grant, "a commit carries an older grant")
         _check(Place(order.epoch, order.index) <= after.wanted, "a commit is beyond what the application is done with")
         _check(Place(order.epoch, order.index) > after.committed, "a commit goes back")
     if before.grant is not None and before.grant.generation == after.grant.generation:

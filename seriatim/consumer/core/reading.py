@@ -47,7 +47,7 @@ from seriatim.consumer.core.reading_events import (
     WakeAt,
 )
 from seriatim.consumer.core.rows import Delivery
-from seriatim.consumer.core.view import ChainView, LinkView, Place, Side
+from seriatim.consumer.core.view import NOBODYS, ChainView, Grant, LinkView, Place, Side
 from seriatim.protocol.batch import BatchHeader
 from seriatim.protocol.chain import LinkState
 from seriatim.protocol.marks import merged, overlaps, raised
@@ -93,6 +93,7 @@ class Fetch:
 class Reading:
     """State. Nothing is read while `at` is None.
 
+    grant: in whose name it is read.
     at: before the next batch to take in; where `marks` is None, any place inside the link, not yet matched to a batch.
     skip_below: records of `at`'s link below it were not asked for; since: nor those below this offset, in whatever link.
     marks: at `at`; None until a member said them.
@@ -109,6 +110,7 @@ class Reading:
 
     limit_bytes: int
     view: ChainView | None = None
+    grant: Grant = NOBODYS
     at: Place | None = None
     skip_below: Index = Index(0)
     since: Offset = Offset(0)
@@ -259,6 +261,7 @@ def _restarted(state: Reading, event: ReadFrom, now_s: float) -> Step:
     state = Reading(
         state.limit_bytes,
         view=event.view,
+        grant=event.grant,
         at=event.place,
         skip_below=event.place.index,
         since=event.since,

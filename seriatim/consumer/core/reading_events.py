@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from seriatim.consumer.core.rows import Delivery
-from seriatim.consumer.core.view import ChainView, Place, Side
+from seriatim.consumer.core.view import NOBODYS, ChainView, Grant, Place, Side
 from seriatim.protocol.batch import EncodedBatch
 from seriatim.protocol.names import Epoch, Index, Offset
 
@@ -18,7 +18,7 @@ class ReadFrom:
     """Reading starts anew at `place`; everything delivered and not yet taken is void.
 
     `is_end`: the place is known to be the recorded end of its link. `since`: what is below this offset isn't handed out, also in
-    a later link than that of `place`. `until`: offset at which to stop, exclusive.
+    a later link than that of `place`. `until`: offset at which to stop, exclusive. `grant`: in whose name.
     """
 
     view: ChainView
@@ -26,6 +26,7 @@ class ReadFrom:
     is_end: bool = False
     since: Offset = Offset(0)
     until: Offset | None = None
+    grant: Grant = NOBODYS
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ class Grant:
     token: Token = Token(0)
 
 
+NOBODYS = Grant()
 _epoch_of = attrgetter("epoch")
 START = Place(Epoch(0), Index(0))
 """Before the first link."""

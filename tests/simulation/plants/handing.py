@@ -39,7 +39,7 @@ def _one_for_all(right: Any, state: acquire_read.AcquireRead, first: str) -> Any
 
 
 def _from_the_links_start(right: Any, self: Fetcher, event: Any) -> None:
-    if isinstance(event, ReadFrom) and self.grant.subscription_id:
+    if isinstance(event, ReadFrom) and event.grant.subscription_id:
         event = replace(event, place=Place(event.place.epoch, Index(0)))
     right(self, event)
 

@@ -43,7 +43,8 @@ def _room_without_debt(state: reading.Reading) -> int:
 
 
 def _without_marks(right: Any, self: Fetcher, event: Any) -> None:
-    if not self.grant.subscription_id:
+    grant = event.grant if isinstance(event, ReadFrom) else self.state.grant
+    if not grant.subscription_id:
         if isinstance(event, StartArrived):
             event = replace(event, marks={})
         elif isinstance(event, ReadFrom | ViewChanged):
