@@ -24,7 +24,7 @@ from seriatim.protocol import lifecycle, values
 from seriatim.protocol.batch import MAX_PAYLOAD_BYTES
 from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.election import check_name, made_up_name
-from seriatim.protocol.errors import DeadlineOver, InvalidArgument, SeriatimError, Unreachable, Waiting
+from seriatim.protocol.errors import DeadlineOver, InvalidArgument, SeriatimError, Unreachable, Waiting, copied
 from seriatim.protocol.flag import Waking, is_set_within, set_from_anywhere
 from seriatim.protocol.timeouts import SESSION_MAX_S, check_seconds, check_timeout
 
@@ -144,7 +144,8 @@ class Producer:
         `wait_until_elected`, which says where they go on: a record behind one that ended as unknown would be a gap.
 
         Raises NotElected, Waiting, Unreachable or DeadlineOver where the wait was in vain, RecordTooLarge,
-        SeqNotRising, TooManySources, TooManyElections, InvalidArgument; the record was then not sent, and no other is harmed.
+        SeqNotRising, TooManySources, TooManyElections, InvalidArgument (also where the producer was closed, before or meanwhile); the record
+        was then not sent, and no other is harmed.
         """
         return self._buffer.send(value, key, headers, seq, source, timestamp_ms)
 
@@ -259,7 +260,8 @@ class Producer:
         """Wait until this instance may send; its token and the resume point.
 
         After a deposal the application's own seqs go on from here. Raises NotElected, Waiting or Unreachable after
-        `timeout` seconds, saying what was waited for; UnknownQueue and others that can't get better, at once.
+        `timeout` seconds, saying what was waited for; UnknownQueue and others that can't get better, at once, as InvalidArgument
+        where the producer was closed.
         """
         check_timeout(timeout)
         give_up_at_s = None if timeout is None else time.monotonic() + timeout
@@ -296,7 +298,7 @@ class Producer:
         if elected is not None:
             self._buffer.take_up(elected.token)
         elif stopped is not None:
-            raise type(stopped)(stopped.message, **stopped.details)
+            raise copied(stopped)
         return elected
 
     def stand_again(self) -> None:

@@ -26,6 +26,7 @@ from seriatim.protocol.errors import (
     BugError,
     CallerError,
     DeadlineOver,
+    InvalidArgument,
     NotElected,
     SeriatimError,
     Unreachable,
@@ -234,7 +235,7 @@ class SendingLoop:
         try:
             await asyncio.gather(*tasks, return_exceptions=True)
         finally:
-            self._give_up(NotElected("the producer was closed"))
+            self._give_up(InvalidArgument("the producer was closed"))
             if session is not None:
                 await session.stop()
         await self._route.close()

@@ -726,7 +726,7 @@ def test_a_callback_may_abort(cluster: SmallCluster) -> None:
     handle.add_done_callback(lambda _: producer.abort())
     handle.result(WAIT_S)
     wait_until(lambda: not producer._loop._thread.is_alive())
-    with pytest.raises(errors.NotElected, match="closed"):
+    with pytest.raises(errors.InvalidArgument, match="closed"):
         producer.send(b"2")
 
 
@@ -833,7 +833,7 @@ def test_a_signal_s_handler_may_abort_the_producer_that_it_has_interrupted_someb
         try:
             with (
                 Interruption(number, abort, client_module.__file__, threading.__file__) as interruption,
-                pytest.raises((errors.NotElected, errors.Unreachable)),
+                pytest.raises((errors.InvalidArgument, errors.NotElected, errors.Unreachable)),
             ):
                 producer.wait_until_elected(0.001)
         finally:

@@ -264,8 +264,8 @@ def test_standing_by_is_no_error_and_a_stopped_producer_is_one() -> None:
     producer = FakeProducer()
     sender = CaptureSender(cast(Producer, producer))
     assert not sender.wait_until_elected(0.01)
-    producer.buffer.stop(errors.NotElected("the producer was closed"))
-    with pytest.raises(errors.NotElected, match="closed"):
+    producer.buffer.stop(errors.InvalidArgument("the producer was closed"))
+    with pytest.raises(errors.InvalidArgument, match="closed"):
         sender.wait_until_elected(0.5)
 
 

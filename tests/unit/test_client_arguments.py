@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Callable
@@ -45,6 +46,20 @@ def test_a_producer_refuses_sizes_that_cannot_be(setting: str, size: Any) -> Non
 def test_a_consumer_refuses_an_idle_time_that_cannot_be(idle_timeout_s: Any) -> None:
     with pytest.raises(InvalidArgument, match="idle_timeout_s"):
         Consumer("h:1", "q", idle_timeout_s=idle_timeout_s)
+
+
+def test_who_sends_by_a_producer_that_is_closed_is_told_so() -> None:
+    """Not that another instance is elected: nothing would come of waiting for the next election."""
+    producer = Producer("127.0.0.1:1", "q")
+    producer.abort()
+    for use in (
+        lambda: producer.send(b"1"),
+        lambda: producer.send_many([b"1"]),
+        lambda: asyncio.run(producer.send_async(b"1")),
+        producer.wait_until_elected,
+    ):
+        with pytest.raises(InvalidArgument, match="the producer was closed"):
+            use()
 
 
 def test_coordinators_are_those_given_or_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

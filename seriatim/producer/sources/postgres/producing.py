@@ -72,12 +72,9 @@ class CaptureSender:
             SeriatimError: the producer has stopped and can't be elected any more (UnknownQueue, closed).
             Unreachable: nobody answered within `connect_timeout_s`.
         """
-        started_s = time.monotonic()
         try:
             elected = self._producer.wait_until_elected(timeout_s)
-        except (NotElected, Waiting, Unreachable, DeadlineOver) as error:
-            if time.monotonic() - started_s < timeout_s:
-                raise  # it didn't wait: the producer has stopped for good
+        except (NotElected, Waiting, Unreachable) as error:
             is_connected, now_s = self._producer.is_connected, time.monotonic()
             if self._first_answer.is_overdue(error, is_connected=is_connected, now_s=now_s):
                 raise
