@@ -24,7 +24,7 @@ from seriatim.protocol.coordinators import CALL_TIMEOUT_S
 from seriatim.protocol.election import Standing
 from seriatim.protocol.errors import InvalidArgument, NotElected, SeriatimError
 from seriatim.protocol.record import Record
-from seriatim.protocol.timeouts import check_seconds
+from seriatim.protocol.timeouts import check_number, check_seconds
 
 _log = log.logger("consumer")
 
@@ -85,8 +85,10 @@ class Consumer(Reader):
         name: str = "",
     ) -> None:
         values.make_faster()
-        if prefetch_bytes < 1 or (auto_commit_ms is not None and auto_commit_ms < 1):
-            raise InvalidArgument("prefetch_bytes and auto_commit_ms must be above 0")
+        if prefetch_bytes < 1:
+            raise InvalidArgument("prefetch_bytes must be above 0")
+        if auto_commit_ms is not None:
+            check_seconds("auto_commit_ms", auto_commit_ms)
         if idle_timeout_s is not None:
             check_seconds("idle_timeout_s", idle_timeout_s, may_be_zero=True)
         super().__init__(
@@ -355,10 +357,11 @@ class Consumer(Reader):
 
         Fewer where these are of batches that take `prefetch_bytes`, decompressed: however well they were compressed, memory is enough.
 
-        To ask for more is to be done with those returned before. Raises InvalidArgument for less than one record.
+        To ask for more is to be done with those returned before. Raises InvalidArgument for less than one record, or for what is no number.
         """
         if max_records < 1:
             raise InvalidArgument(f"max_records is at least 1, not {max_records}")
+        check_number("timeout_s", timeout_s)
         self.open()
         deadline_s = boottime_s() + timeout_s
         self._handed_out.move_past()
@@ -396,6 +399,7 @@ class Consumer(Reader):
         False also where nobody can tell now, and where this consumer isn't elected. Raises Unreachable or DeadlineOver where no
         coordinator answers within `timeout_s`, UnknownQueue where the queue was deleted.
         """
+        check_number("timeout_s", timeout_s)
         thread, session, hand_over = self._opened(), self._session, self._hand_over
         hand_over.check()
         if session is None or not hand_over.is_open:
@@ -458,6 +462,7 @@ class Consumer(Reader):
         offset that isn't kept, UnknownQueue or UnknownSubscription where this one's was deleted; after `timeout_s` Unreachable or Waiting
         where nothing was moved, DeadlineOver where it may have been, or was, and this consumer reads on at the old position for now.
         """
+        check_number("timeout_s", timeout_s)
         thread = self._opened()
         self._hand_over.check()  # what has its name now is another one's
         if self._session is not None:
@@ -482,6 +487,8 @@ class Consumer(Reader):
         What isn't an `Exception` (KeyboardInterrupt) ends this at once, and its record is not done: the next `run` begins with it.
         So does a handler, or `park`, that is an `async def`, whose call does nothing by itself: raises InvalidArgument.
         """
+        check_number("backoff_s", backoff_s)
+        check_number("backoff_max_s", backoff_max_s)
         try:
             handle(self, self._hand_over, self._handed_out, handler, park, backoff_s, backoff_max_s)
         except BaseException:

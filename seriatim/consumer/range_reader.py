@@ -26,6 +26,7 @@ from seriatim.protocol.names import Generation, Offset, SubscriptionId, Token
 from seriatim.protocol.patience import Patience
 from seriatim.protocol.record import Record
 from seriatim.protocol.seriatim_pb2 import QueueRequest
+from seriatim.protocol.timeouts import check_number
 
 PREFETCH_BYTES = 4 * 1024 * 1024
 _ASKED_AGAIN_S = 0.1
@@ -99,6 +100,7 @@ class RangeReader:
         prefetch_bytes: int = PREFETCH_BYTES,
     ) -> None:
         values.make_faster()
+        check_number("timeout_s", timeout_s)
         self.queue = queue
         self.duplicates_dropped = 0
         self._timeout_s = timeout_s

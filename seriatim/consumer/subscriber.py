@@ -27,6 +27,7 @@ from seriatim.protocol.errors import (
 )
 from seriatim.protocol.flag import Waking
 from seriatim.protocol.names import Generation, Offset, SubscriptionId, Token
+from seriatim.protocol.timeouts import check_number
 
 _log = log.logger("consumer")
 _COMMIT_EVERY_S, _COMMIT_TIMEOUT_S = 0.2, 5.0
@@ -150,7 +151,10 @@ class Subscriber(Reader):
 
     def wait_elected(self, timeout_s: float | None = None) -> Term:
         """Wait to be elected. Raises DeadlineOver, InvalidArgument where it isn't open, or is closed meanwhile, and as `term`."""
-        deadline_s = None if timeout_s is None else boottime_s() + timeout_s
+        deadline_s = None
+        if timeout_s is not None:
+            check_number("timeout_s", timeout_s)
+            deadline_s = boottime_s() + timeout_s
         while (term := self.term) is None:
             if self._thread is None:
                 raise InvalidArgument("the subscriber isn't open: nobody stands for election")
@@ -183,6 +187,7 @@ class Subscriber(Reader):
 
         Raises NotElected, InvalidArgument where the offset is no longer kept, or beyond what there is, and after `timeout_s` as `Consumer.seek`.
         """
+        check_number("timeout_s", timeout_s)
         _, thread, session = self._elected()
         thread.run(session.seek(str(offset), timeout_s), timeout_s + 1)
 

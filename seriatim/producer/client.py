@@ -207,8 +207,9 @@ class Producer:
 
         Raises DeadlineOver where that takes longer than `timeout` seconds (`details["reason"]`: where it is known), OutcomeUnknown where the end of
         some record that it waited for was that, or of an earlier one and nobody was told: neither by its handle's `result`, or `await`, nor by
-        a flush.
+        a flush. Raises InvalidArgument for a `timeout` that can't be.
         """
+        check_timeout(timeout)
         give_up_at_s = None if timeout is None else time.monotonic() + timeout
         incomplete, before = self._buffer.flush()
         for shared in incomplete:

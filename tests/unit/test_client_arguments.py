@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from seriatim.consumer import Consumer, Subscriber
-from seriatim.producer import Producer
+from seriatim.consumer import Consumer, RangeReader, Subscriber
+from seriatim.producer import Handle, Producer
+from seriatim.producer.handle import Ends, SharedBatch
 from seriatim.protocol.coordinators import VARIABLE, addresses_of
 from seriatim.protocol.errors import InvalidArgument
 
@@ -60,6 +61,35 @@ def test_who_sends_by_a_producer_that_is_closed_is_told_so() -> None:
     ):
         with pytest.raises(InvalidArgument, match="the producer was closed"):
             use()
+
+
+@pytest.mark.parametrize("timeout", ["5", b"5", float("nan")])
+def test_a_time_out_that_is_no_number_is_refused_where_it_is_given(timeout: Any) -> None:
+    """It was a TypeError from within, and a coroutine that nobody awaited."""
+    producer, consumer, subscriber = Producer("h:1", "q"), Consumer("h:1", "q"), Subscriber("h:1", "q")
+    shared = SharedBatch(1, Ends())
+    handle: Any = Handle(shared, 0)
+    calls: list[Callable[[], object]] = [
+        lambda: producer.flush(timeout),
+        lambda: producer.close(timeout),
+        lambda: producer.wait_until_elected(timeout),
+        lambda: handle.result(timeout),
+        lambda: consumer.poll(timeout_s=timeout),
+        lambda: consumer.seek(0, timeout_s=timeout),
+        lambda: consumer.is_at_end(timeout_s=timeout),
+        lambda: consumer.run(print, backoff_s=timeout),
+        lambda: consumer.run(print, backoff_max_s=timeout),
+        lambda: subscriber.wait_elected(timeout),
+        lambda: subscriber.seek(0, timeout_s=timeout),
+        lambda: RangeReader("h:1", "q", timeout_s=timeout),
+        lambda: Consumer("h:1", "q", auto_commit_ms=timeout),
+    ]
+    try:
+        for call in calls:
+            with pytest.raises(InvalidArgument, match="is a number"):
+                call()
+    finally:
+        producer.abort()
 
 
 def test_coordinators_are_those_given_or_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

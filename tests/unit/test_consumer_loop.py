@@ -165,7 +165,7 @@ def test_a_time_out_beyond_what_the_system_can_wait_is_refused() -> None:
 
     try:
         for timeout_s in (1e12, float("inf"), float("nan")):
-            with pytest.raises(InvalidArgument, match="a time-out is at most"):
+            with pytest.raises(InvalidArgument, match="a time-out is a number of seconds, at most"):
                 thread.run(begin(), timeout_s)
         assert not begun
     finally:
