@@ -14,8 +14,8 @@ from seriatim.consumer.core.view import Grant, Place
 from seriatim.consumer.fetching import Fetcher
 from seriatim.consumer.handling import Blocked, handle
 from seriatim.consumer.handover import HandOver
-from seriatim.consumer.loop import LoopThread
-from seriatim.consumer.reader import CLOSE_TIMEOUT_S, Reader, weakly
+from seriatim.consumer.loop import LoopThread, weakly
+from seriatim.consumer.reader import CLOSE_TIMEOUT_S, Reader
 from seriatim.consumer.session import ReaderSession, ReaderSettings
 from seriatim.protocol import lifecycle, log, values
 from seriatim.protocol.callbacks import call_back

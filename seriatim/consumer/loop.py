@@ -1,4 +1,11 @@
-"""An asyncio loop on a thread of its own, for use from plain threads."""
+"""An asyncio loop on a thread of its own, for use from plain threads.
+
+Problem: a reader that an application drops without closing it, as by a `break` out of the records of one that it gave no name, would
+have its thread, and be elected, as long as its process lives, and nobody else would be handed anything.
+
+Idea: its thread, and what runs there, knows it weakly only (`weakly`). So it is gone with the last that the application has of it, and
+its finalizer has the thread end (`LoopThread.end_when_dropped`).
+"""
 
 from __future__ import annotations
 
@@ -6,14 +13,17 @@ import asyncio
 import os
 import sys
 import threading
+import warnings
+import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from seriatim.protocol import rpc
+from seriatim.protocol import log, rpc
 from seriatim.protocol.errors import DeadlineOver, InvalidArgument
 from seriatim.protocol.flag import Waking
 from seriatim.protocol.timeouts import check_timeout
 
+_log = log.logger("consumer")
 Result = TypeVar("Result")
 _CLOSED = "it is closed"
 
@@ -141,16 +151,21 @@ class LoopThread:
             finally:
                 self.close()
 
-    def end_alone(self, last: Callable[[], Coroutine[Any, Any, object]]) -> bool:
-        """End what runs there, then run `last`, and close, without waiting for any of it. False: it is closed, or in a forked process.
+    def end_when_dropped(
+        self, client: object, kind: str, queue: str, last: Callable[[], Coroutine[Any, Any, object]]
+    ) -> None:
+        """When nobody has `client` any more, and this runs still: warn, end what runs here, run `last`, and close. `last` must not have it."""
+        weakref.finalize(client, self._dropped, kind, queue, last).atexit = False
 
-        As a finalizer's work, which may have interrupted anybody: no lock is taken, and `last` is called when that thread has its turn.
-        """
+    def _dropped(self, kind: str, queue: str, last: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """As a finalizer, in the middle of whatever any thread does: no lock is taken, and nothing waited for, nor logged, before that thread has its turn."""
 
         def begin() -> None:
+            _log.warning(f"{kind} not closed, and nobody has it any more: it closes itself", queue=queue)
             self._ending = self._loop.create_task(self._ended(last))
 
-        return self.tell(begin)
+        if self.tell(begin):
+            warnings.warn(f"unclosed {kind} of queue {queue!r}", ResourceWarning, stacklevel=1)
 
     async def _ended(self, last: Callable[[], Coroutine[Any, Any, object]]) -> None:
         try:
@@ -166,6 +181,17 @@ class LoopThread:
             self._is_stopped = True
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
+
+
+def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A reader's method for its own thread to call: nothing is done, and None answered, once the reader is gone."""
+    found = weakref.WeakMethod(method)
+
+    def call(*arguments: Any) -> Any:
+        bound = found()
+        return None if bound is None else bound(*arguments)
+
+    return call
 
 
 async def _nothing_left() -> None:

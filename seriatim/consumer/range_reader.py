@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Self
 
 from seriatim.consumer.core import reading_events
@@ -14,7 +15,7 @@ from seriatim.consumer.core.reading import Reading
 from seriatim.consumer.core.rows import Delivery, Rows, decoded
 from seriatim.consumer.core.view import START, ChainView, Grant
 from seriatim.consumer.fetching import Fetcher
-from seriatim.consumer.loop import LoopThread
+from seriatim.consumer.loop import LoopThread, weakly
 from seriatim.consumer.transport import Members
 from seriatim.consumer.views import chain_view
 from seriatim.protocol import values
@@ -85,7 +86,7 @@ class RangeReader:
 
     With a token and a subscription's id and generation, members refuse it once a newer reader was told (Fenced).
     `timeout_s`: how long it waits while nothing comes, before DeadlineOver. A context manager; raises Unreachable,
-    UnknownQueue.
+    UnknownQueue. One that nobody has any more, and that wasn't closed, warns (ResourceWarning), and closes itself.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class RangeReader:
         self._coordinators = Coordinators(coordinators)
         self._members = Members()
         self._thread = LoopThread(f"seriatim-range-{queue}")
+        self._thread.end_when_dropped(self, "range reader", queue, partial(_close, self._members, self._coordinators))
 
     def close(self) -> None:
         self._thread.end(self._stop(), CALL_TIMEOUT_S)
@@ -127,8 +129,7 @@ class RangeReader:
 
     async def _stop(self) -> None:
         await self._end()
-        await self._members.close()
-        await self._coordinators.close()
+        await _close(self._members, self._coordinators)
 
     def positions(self, *, needs_end: bool = False) -> Positions:
         """What can be read now, asked of the members.
@@ -185,8 +186,8 @@ class RangeReader:
         view = await self._describe(only_chain=True)
         Positions.seen(view).check_same(self.queue, of, start)
         place = view.place_of(start)
-        on_missed = self._coordinators.compare_watches
-        fetcher = Fetcher(self._members, self._prefetch_bytes, self._put, self._fail, on_missed, self._fail)
+        on_missed, fail = self._coordinators.compare_watches, weakly(self._fail)
+        fetcher = Fetcher(self._members, self._prefetch_bytes, weakly(self._put), fail, on_missed, fail)
         fetcher.state = replace(fetcher.state, patience=self._patience)
         self._waiting.clear()
         self._error = None
@@ -195,7 +196,7 @@ class RangeReader:
         fetcher.happened(
             reading_events.ReadFrom(view, place, is_end=place == START, since=start, until=end, grant=self._grant)
         )
-        self._watching = asyncio.create_task(self._watch(fetcher))
+        self._watching = asyncio.create_task(_watch(self._coordinators, self.queue, fetcher, self._woken, fail))
         return fetcher
 
     async def _end(self) -> None:
@@ -210,14 +211,6 @@ class RangeReader:
         if watching is not None:
             await asyncio.gather(watching, return_exceptions=True)
         self._woken.wake()
-
-    async def _watch(self, fetcher: Fetcher) -> None:
-        try:
-            async for view in self._coordinators.watch(self.queue):
-                fetcher.happened(reading_events.ViewChanged(chain_view(view)))
-                self._woken.wake()
-        except SeriatimError as error:
-            self._fail(error)
 
     def _put(self, delivery: Delivery) -> None:
         self._waiting.append(delivery)
@@ -256,6 +249,22 @@ class RangeReader:
                 waiting_for = state.waiting_for or "records to be committed"
                 raise DeadlineOver(f"nothing came in {self._timeout_s} s; waiting for {waiting_for}")
             self._woken.wait(min(left_s, 0.2))
+
+
+async def _watch(
+    coordinators: Coordinators, queue: str, fetcher: Fetcher, woken: Waking, fail: Callable[[SeriatimError], object]
+) -> None:
+    try:
+        async for view in coordinators.watch(queue):
+            fetcher.happened(reading_events.ViewChanged(chain_view(view)))
+            woken.wake()
+    except SeriatimError as error:
+        fail(error)
+
+
+async def _close(members: Members, coordinators: Coordinators) -> None:
+    await members.close()
+    await coordinators.close()
 
 
 def _gone(queue: str, state: Reading) -> InvalidArgument:

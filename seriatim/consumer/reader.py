@@ -1,26 +1,16 @@
-"""What `Consumer` and `Subscriber` have in common: a thread with a loop, and on it a session that stands for election.
-
-Problem: a reader that an application drops without closing it, as by a `break` out of the records of one that it gave no name, would be
-elected as long as its process lives, and nobody else would be handed anything.
-
-Idea: its thread, and what runs there, knows it weakly only. So it is gone with the last that the application has of it, and its
-finalizer has the thread resign and end.
-"""
+"""What `Consumer` and `Subscriber` have in common: a thread with a loop, and on it a session that stands for election."""
 
 from __future__ import annotations
 
 import asyncio
-import warnings
-import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from typing import Any, Self
+from collections.abc import Iterable
+from functools import partial
+from typing import Self
 
 from seriatim.consumer.loop import LoopThread
 from seriatim.consumer.session import ReaderSession, ReaderSettings
-from seriatim.protocol import log
 
-_log = log.logger("consumer")
 CLOSE_TIMEOUT_S = 5.0
 
 
@@ -66,7 +56,7 @@ class Reader(ABC):
     def _opened_on(self, thread: LoopThread) -> None:
         """It is open, and closed at latest when nobody has it any more."""
         self._thread = thread
-        weakref.finalize(self, _dropped, thread, self._session, type(self).__name__.lower(), self.queue).atexit = False
+        thread.end_when_dropped(self, type(self).__name__.lower(), self.queue, partial(_resign, self._session))
 
     # ---- on the loop
 
@@ -89,28 +79,10 @@ class Reader(ABC):
             await self._session.close()
 
 
-def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A reader's method for its own thread to call: nothing is done, and None answered, once the reader is gone."""
-    found = weakref.WeakMethod(method)
-
-    def call(*arguments: Any) -> Any:
-        bound = found()
-        return None if bound is None else bound(*arguments)
-
-    return call
-
-
-def _dropped(thread: LoopThread, session: ReaderSession | None, kind: str, queue: str) -> None:
-    """As a finalizer, in the middle of whatever any thread does: nothing here may wait."""
-
-    async def resign() -> None:
-        _log.warning(f"{kind} not closed, and nobody has it any more: it closes itself", queue=queue)
-        if session is not None:
-            try:
-                async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                    await session.close()
-            finally:
-                session.leave()
-
-    if thread.end_alone(resign):
-        warnings.warn(f"unclosed {kind} of queue {queue!r}", ResourceWarning, stacklevel=1)
+async def _resign(session: ReaderSession | None) -> None:
+    if session is not None:
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await session.close()
+        finally:
+            session.leave()

@@ -10,8 +10,8 @@ from typing import Any, Self
 
 from seriatim.consumer.commits import OVERDUE
 from seriatim.consumer.core.view import ChainView, Grant, Place
-from seriatim.consumer.loop import LoopThread
-from seriatim.consumer.reader import CLOSE_TIMEOUT_S, Reader, weakly
+from seriatim.consumer.loop import LoopThread, weakly
+from seriatim.consumer.reader import CLOSE_TIMEOUT_S, Reader
 from seriatim.consumer.session import ReaderSession, ReaderSettings
 from seriatim.protocol import lifecycle, log
 from seriatim.protocol.callbacks import call_back

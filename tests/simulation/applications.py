@@ -221,6 +221,8 @@ class _Thread:
 
     def check_may_wait(self) -> None: ...
 
+    def end_when_dropped(self, *_: object) -> None: ...
+
     def end(self, last: Coroutine[Any, Any, object], timeout_s: float, behind: Callable[[], object]) -> None:
         """Nobody waits for it here: that is `ended`."""
         self.is_running = False

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
-from seriatim.consumer import Subscriber
+from seriatim.consumer import RangeReader, Subscriber
 from seriatim.consumer import subscriber as subscriber_module
 from seriatim.consumer.commits import OVERDUE
 from seriatim.consumer.loop import LoopThread
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.errors import DeadlineOver, InvalidArgument
+from seriatim.protocol.names import Offset
 from tests.interruption import Interruption
 
 WAIT_S = 30.0
@@ -179,3 +182,37 @@ def test_who_is_told_that_a_commit_is_overdue_is_told_that_it_may_still_be_done(
             thread.run(asyncio.sleep(60), 0, OVERDUE)
     finally:
         thread.close()
+
+
+@pytest.mark.parametrize("is_reading", [False, True])
+def test_a_range_reader_that_nobody_has_any_more_ends_its_thread_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_reading: bool
+) -> None:
+    """It was kept as long as the process lived, with its connections, and all that it had fetched ahead."""
+
+    async def told(*_: object) -> pb.QueueView:
+        return pb.QueueView(queue="q", queue_id=1)
+
+    async def watched(*_: object) -> AsyncIterator[pb.QueueView]:
+        await asyncio.get_running_loop().create_future()
+        yield pb.QueueView()
+
+    monkeypatch.setattr(Coordinators, "call_within", told)
+    monkeypatch.setattr(Coordinators, "watch", watched)
+    reader = RangeReader("127.0.0.1:1", "q")
+    if is_reading:
+        reader._thread.run(reader._begin(Offset(0), Offset(5)))
+    thread = reader._thread._thread
+    with pytest.warns(ResourceWarning, match="unclosed range reader of queue 'q'"):
+        del reader
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+    assert "range reader not closed, and nobody has it any more" in caplog.text
+
+
+def test_a_range_reader_that_is_closed_says_nothing_when_it_goes(caplog: pytest.LogCaptureFixture) -> None:
+    with RangeReader("127.0.0.1:1", "q") as reader:
+        thread = reader._thread._thread
+    del reader
+    assert not thread.is_alive()
+    assert not caplog.text
