@@ -52,10 +52,10 @@ def broker(config: Path | None, directory: Path | None, log_level: str, log_to: 
     """
     from seriatim.broker_group.allocator import keep_freed_memory
     from seriatim.broker_group.process import BrokerSettings, serve
-    from seriatim.protocol import log, settings
+    from seriatim.protocol import log, settings, standard_streams
 
     keep_freed_memory()
     log.start_logging(log_level, log_to)
     flags["dir"] = directory
     loaded = settings.load(BrokerSettings, section="broker", file=config, environment=os.environ, flags=flags)
-    run_server(partial(serve, loaded, log.say_ready))
+    run_server(partial(serve, loaded, standard_streams.say_ready))

@@ -25,7 +25,7 @@ from seriatim.cli.options import (
 )
 from seriatim.cli.pipes import is_output_read
 from seriatim.cli.subscription import POSITION, seek_existing, standing
-from seriatim.protocol import log
+from seriatim.protocol import log, standard_streams
 
 if TYPE_CHECKING:
     from seriatim.consumer import Consumer
@@ -164,7 +164,7 @@ def _print(
         waiting.ended()
         text = formatted(records)
         try:
-            with log.undivided():
+            with standard_streams.undivided():
                 output.write(text)
                 output.flush()
         except BrokenPipeError:

@@ -37,8 +37,8 @@ def coordinator(config: Path | None, log_level: str, log_to: str, **flags: objec
       seriatim coordinator --zookeeper zk:2181 --cluster prod --listen 0.0.0.0:7000 --advertise HOST:7000
     """
     from seriatim.coordinator.process import CoordinatorSettings, serve
-    from seriatim.protocol import log, settings
+    from seriatim.protocol import log, settings, standard_streams
 
     log.start_logging(log_level, log_to)
     loaded = settings.load(CoordinatorSettings, section="coordinator", file=config, environment=os.environ, flags=flags)
-    run_server(partial(serve, loaded, log.say_ready))
+    run_server(partial(serve, loaded, standard_streams.say_ready))

@@ -24,7 +24,7 @@ from seriatim import __version__
 from seriatim.cli import exits
 from seriatim.cli.options import TEXT
 from seriatim.cli.pipes import Taker
-from seriatim.protocol import log
+from seriatim.protocol import log, standard_streams
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -177,7 +177,7 @@ def _say(error: Exception, code: int) -> None:
     said = io.StringIO()
     with redirect_stderr(said):
         _explain(error, code)
-    log.say(said.getvalue().removesuffix("\n"))
+    standard_streams.say(said.getvalue().removesuffix("\n"))
 
 
 def _explain(error: Exception, code: int) -> None:

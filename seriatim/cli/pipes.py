@@ -14,7 +14,7 @@ import sys
 from contextlib import suppress
 from typing import Protocol, TextIO, cast
 
-from seriatim.protocol import log
+from seriatim.protocol import log, standard_streams
 
 PATIENCE_S = 1.0
 """So long somebody is waited for who takes a line; who doesn't isn't waited for again until he does."""
@@ -49,8 +49,8 @@ class Taker:
         self._is_cut = False
 
     def tell(self, text: str) -> None:
-        """Print a line, in the turn of `log.undivided`. Raises OSError."""
-        turn = log.undivided()
+        """Print a line, in the turn of `standard_streams.undivided`. Raises OSError."""
+        turn = standard_streams.undivided()
         if not turn.acquire(timeout=self._patience_s):  # the log goes there, too, and isn't taken either
             self._patience_s = 0.0
             return

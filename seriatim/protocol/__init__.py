@@ -3,7 +3,7 @@
 Every other package of Seriatim imports this one and nothing beside it: the record and the batch (`record`, `batch`),
 identities and positions (`names`, `marks`), the chain document that decides a queue's order (`chain`), errors
 (`errors`), the gRPC messages (`seriatim.proto`), elections, nodes and sessions in ZooKeeper (`election`, `nodes`,
-`zookeeper`), settings and logs.
+`zookeeper`), settings, logs, and the standard streams that they go to (`log`, `standard_streams`).
 
 Glossary (one meaning each; the full text is in docs/protocol.md):
 

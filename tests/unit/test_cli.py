@@ -40,7 +40,7 @@ from seriatim.consumer.spark import progress
 from seriatim.consumer.spark.targets.errors import Diverged
 from seriatim.coordinator.process import CoordinatorProcess
 from seriatim.producer.sources.lines import chunks
-from seriatim.protocol import log
+from seriatim.protocol import log, standard_streams
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.coordinators import CALL_TIMEOUT_S
 from seriatim.protocol.errors import (
@@ -512,7 +512,7 @@ def serve_in_turn(monkeypatch):
     monkeypatch.setattr(broker_module, "run_server", lambda serve: asyncio.run(serve(None)))
     assert main.run(BROKER) == exits.DONE
     coordinator = SimpleNamespace(name="c", address="c:1", start=does_nothing, run=runs, stop=does_nothing)
-    asyncio.run(CoordinatorProcess.live(coordinator, log.say_ready))
+    asyncio.run(CoordinatorProcess.live(coordinator, standard_streams.say_ready))
     return ran
 
 
@@ -627,7 +627,11 @@ def test_a_capture_and_a_replay_go_on_where_nobody_takes_what_they_tell(is_json,
 @pytest.mark.timeout(60)
 def test_a_line_that_is_not_taken_is_not_waited_for_where_the_log_that_goes_there_is_not_either(monkeypatch):
     reading, writing = a_full_pipe()
-    with os.fdopen(reading), os.fdopen(writing, "w") as untaken, log.undivided():  # as while the log's thread writes
+    with (
+        os.fdopen(reading),
+        os.fdopen(writing, "w") as untaken,
+        standard_streams.undivided(),
+    ):  # as while the log's thread writes
         monkeypatch.setattr(sys, "stdout", untaken)
         capture_module._Report("q", "slot", is_json=True, is_log=True).elected(3)
 

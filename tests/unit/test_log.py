@@ -19,7 +19,7 @@ from typing import TextIO
 import pytest
 from _pytest.capture import CaptureResult
 
-from seriatim.protocol import log
+from seriatim.protocol import log, standard_streams
 from tests.forks import in_a_fork
 
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
@@ -84,8 +84,8 @@ def test_a_line_that_finds_no_room_makes_no_trace_elsewhere_but_a_defect_does(
 @pytest.mark.timeout(60)
 def test_nobody_waits_for_who_takes_the_log_and_what_found_no_room_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipe that nobody read from had an event loop stand still, and threads went on for it: it counted as there for ever."""
-    monkeypatch.setattr(log, "LINES", 5)
-    monkeypatch.setattr(log, "FLUSH_S", 0.1)
+    monkeypatch.setattr(standard_streams, "LINES", 5)
+    monkeypatch.setattr(standard_streams, "FLUSH_S", 0.1)
     coordinator, long = log.logger("coordinator"), "x" * log.MOST_CHARACTERS
     with logged_to_a_pipe() as taken:
         for number in range(20):  # more than a pipe holds
@@ -108,7 +108,7 @@ def test_nobody_waits_for_who_takes_the_log_and_what_found_no_room_is_counted(mo
 def test_who_makes_the_pipe_non_blocking_loses_no_line() -> None:
     """What didn't fit at once was thrown away, uncounted: a description is one for all who share it."""
     with logged_to_a_pipe() as taken:
-        os.set_blocking(logging.getLogger().handlers[0]._stream.fileno(), False)
+        os.set_blocking(logging.getLogger().handlers[0]._writer._stream.fileno(), False)
         coordinator, long = log.logger("coordinator"), "x" * log.MOST_CHARACTERS
         for number in range(20):  # more than a pipe holds
             coordinator.info("granted", why=long, number=number)
@@ -148,7 +148,7 @@ def test_a_lack_of_memory_ends_no_log(monkeypatch: pytest.MonkeyPatch) -> None:
     write, lacks = os.write, [True]
 
     def lacking(descriptor: int, data: memoryview | bytes) -> int:
-        if lacks and descriptor == logging.getLogger().handlers[0]._stream.fileno():
+        if lacks and descriptor == logging.getLogger().handlers[0]._writer._stream.fileno():
             raise MemoryError
         return write(descriptor, data)
 
