@@ -13,7 +13,6 @@ from weakref import WeakValueDictionary
 from seriatim.broker_group.batch_cache import BatchCache
 from seriatim.broker_group.core import disk, setback
 from seriatim.broker_group.core.disk import Room
-from seriatim.broker_group.core.lease import Lease
 from seriatim.broker_group.core.link_record import LinkKey, LinkRecord
 from seriatim.broker_group.core.replica import SealPhase
 from seriatim.broker_group.core.setback import KeptChain, SeenChain
@@ -36,6 +35,7 @@ from seriatim.protocol.errors import (
 )
 from seriatim.protocol.flag import is_set_within
 from seriatim.protocol.incarnations import as_message, from_message
+from seriatim.protocol.lease import Lease
 from seriatim.protocol.names import Epoch, Incarnation, Index, MemberName, QueueId
 
 _log = log.logger("broker")
@@ -79,7 +79,7 @@ class Broker:
         self.peer = peer
         self.cache = BatchCache(CACHE_BYTES)
         self._flight = Flight()
-        self.lease = Lease()
+        self.lease = Lease(0)
         self.room = disk.seen(Room(reserve_bytes), store.free_bytes())
         self.resync_wanted = asyncio.Event()
         self.drained_wanted = asyncio.Event()

@@ -12,7 +12,7 @@ import contextlib
 
 from seriatim.broker_group import sealing
 from seriatim.broker_group.broker import Broker
-from seriatim.broker_group.core import disk, lease
+from seriatim.broker_group.core import disk
 from seriatim.broker_group.core.link_record import LinkKey, LinkRecord
 from seriatim.broker_group.core.setback import SeenChain
 from seriatim.broker_group.peer import Registered
@@ -31,6 +31,7 @@ from seriatim.protocol.errors import (
 )
 from seriatim.protocol.flag import is_set_within
 from seriatim.protocol.incarnations import as_message
+from seriatim.protocol.lease import Lease, renewal_interval_s
 from seriatim.protocol.names import ChainVersion, QueueId
 from seriatim.protocol.nodes import NotUnderstood, Paths, read_as, read_chain_node
 from seriatim.protocol.patience import backoff_s
@@ -85,7 +86,7 @@ class Membership:
 
     def _session_changed(self, state: SessionState) -> None:
         if state is SessionState.LOST:
-            self._broker.lease = lease.session_began(0)
+            self._broker.lease = Lease(0)
             self.is_registered.clear()
         if state is SessionState.CONNECTED:
             self._broker.is_registration_old.set()  # what happened to the registration meanwhile wasn't seen
@@ -145,8 +146,8 @@ class Membership:
         if broker.store.stands_still:
             await self._stand_aside(session_id)
             return
-        if broker.lease.session_id != session_id:
-            broker.lease = lease.session_began(session_id)
+        if broker.lease.holder != session_id:
+            broker.lease = Lease(session_id)
             await sealing.seal_open_links(broker)
         self._check_lease(session_id)
         group = broker.name.group
@@ -161,7 +162,7 @@ class Membership:
         await self._register(session_id)
         await self._renew(session_id, is_first=True)
         self._check_lease(session_id)
-        broker.lease = lease.admitted(broker.lease)
+        broker.lease = broker.lease.admitted()
         self.is_registered.set()
         self._peer_changed.set()
         self._chains_changed.set()
@@ -169,7 +170,7 @@ class Membership:
         while self._session.session_id == session_id and not self._broker.store.stands_still:
             await self._renew(session_id, is_first=False)
             self._check_lease(session_id)
-            interval_s = lease.renewal_interval_s(self._session.session_timeout_s)
+            interval_s = renewal_interval_s(self._session.session_timeout_s)
             until_s = boottime_s() + interval_s
             while (left_s := until_s - boottime_s()) > 0:
                 if not await is_set_within(self._broker.is_registration_old, left_s):
@@ -183,7 +184,7 @@ class Membership:
         The lease goes first, for who isn't registered takes no records; what is written to its node renews none. As behind a lost session,
         what is open is sealed before both come back (5.5).
         """
-        self._broker.lease = lease.session_began(0)
+        self._broker.lease = Lease(0)
         _log.warning("not registered until the disk goes on: it stands still", member=self._broker.name)
         with contextlib.suppress(NoNode, NodeExists):
             await self._own(self._lease, STANDS_ASIDE.encode(), session_id)
@@ -196,7 +197,7 @@ class Membership:
 
     def _check_lease(self, session_id: int) -> None:
         """Raises Unreachable where the loss of an earlier session was told only when this one had begun here: it has to begin again."""
-        if self._broker.lease.session_id != session_id:
+        if self._broker.lease.holder != session_id:
             raise Unreachable("the session was lost meanwhile")
 
     def _look_at_disk(self) -> None:
@@ -216,7 +217,7 @@ class Membership:
             await self._session.set(self._lease, b"")
         if self._session.session_id == session_id:
             timeout_s = self._session.session_timeout_s
-            self._broker.lease = lease.renewed(self._broker.lease, session_id, sent_at_s, timeout_s)
+            self._broker.lease = self._broker.lease.renewed(session_id, sent_at_s, timeout_s)
 
     async def _own(self, path: str, data: bytes, session_id: int) -> None:
         """Make an ephemeral node of this session. Raises NodeExists where another session has it, Unreachable where this one is over."""

@@ -17,7 +17,6 @@ import pytest
 from seriatim.broker_group import broker as broker_module
 from seriatim.broker_group import sealing
 from seriatim.broker_group.broker import EVERY_EPOCH, Broker
-from seriatim.broker_group.core import lease
 from seriatim.broker_group.core.link_record import LinkRecord
 from seriatim.broker_group.core.replica import SealPhase
 from seriatim.broker_group.membership import Membership
@@ -25,6 +24,7 @@ from seriatim.broker_group.peer import Peer
 from seriatim.broker_group.store import Store, open_store
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.errors import DiskFailed, UnknownLink, Unreachable
+from seriatim.protocol.lease import Lease
 from seriatim.protocol.names import ChainVersion, Epoch, Index, MemberName, QueueId
 from seriatim.protocol.zookeeper import SessionState
 
@@ -239,7 +239,7 @@ def test_a_loss_that_is_told_while_the_next_session_begins_begins_it_anew(
             membership = Membership(broker, cast("Any", LateToTell()), "h:1")
 
             async def told_meanwhile(broker: Broker) -> None:
-                broker.lease = lease.session_began(0)
+                broker.lease = Lease(0)
 
             monkeypatch.setattr(sealing, "seal_open_links", told_meanwhile)
             with pytest.raises(Unreachable, match="lost meanwhile"):

@@ -31,9 +31,10 @@ CORES = {
         "tests/unit/test_coordinator_*.py tests/property/test_chain_*.py",
     ),
     "seriatim.broker_group.core": (
-        "replica cursors link_record lease resync rocksdb_log setback disk",
+        "replica cursors link_record resync rocksdb_log setback disk",
         "tests/unit/test_replica.py tests/unit/test_broker_cores.py tests/property/test_replica_pair.py tests/property/test_rocksdb_log.py",
     ),
+    "seriatim.protocol": ("lease", "tests/unit/test_lease.py"),
     "seriatim.producer.core": (
         "sequencing resume sender sender_state batching timing",
         (

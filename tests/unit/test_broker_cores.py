@@ -1,4 +1,4 @@
-"""The broker's smaller cores: lease, room on disk, retention, cursors, resync."""
+"""The broker's smaller cores: room on disk, retention, cursors, resync."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from seriatim.broker_group.core import cursors, disk, lease, link_record, resync, setback
+from seriatim.broker_group.core import cursors, disk, link_record, resync, setback
 from seriatim.broker_group.core.cursors import CursorRecord
 from seriatim.broker_group.core.disk import Room
 from seriatim.broker_group.core.link_record import LinkRecord, Role
@@ -42,23 +42,6 @@ from seriatim.protocol.names import (
 
 QUEUE = QueueId(4)
 HASH = b"h" * 32
-
-# ---- lease
-
-
-def test_a_lease_is_two_thirds_of_the_session_from_before_the_write() -> None:
-    one = lease.renewed(lease.session_began(7), 7, 100.0, 6.0)
-    assert one.until_s == pytest.approx(104.0)
-    assert one.usable_until_s == 0.0
-    assert lease.admitted(one).usable_until_s == pytest.approx(104.0)
-
-
-def test_another_sessions_write_renews_nothing_and_a_new_session_starts_without() -> None:
-    one = lease.admitted(lease.renewed(lease.session_began(7), 7, 100.0, 6.0))
-    assert lease.renewed(one, 8, 200.0, 6.0) == one
-    assert lease.renewed(one, 7, 99.0, 6.0) == one
-    assert lease.session_began(8).usable_until_s == 0.0
-
 
 # ---- room on disk
 

@@ -190,18 +190,18 @@ def test_each_core_has_rules_to_change_and_tests_of_its_own(module) -> None:
 
 def test_by_the_tests_that_reach_its_line_a_mutant_is_found_as_quickly_as_they_run(tmp_path) -> None:
     (tmp_path / "test_lease.py").write_text("""
-from seriatim.broker_group.core import lease
+from seriatim.protocol.lease import Lease
 
 
 def test_a_lease():
-    assert lease.renewed(lease.session_began(7), 7, 100.0, 6.0).until_s == 104.0
+    assert Lease(7).renewed(7, 100.0, 6.0).until_s == 104.0
 """)
     asked = f"""
 from tests.mutation import judge, quick
 from tests.mutation.operators import mutants
 
-MODULE = "seriatim.broker_group.core.lease"
-judge.CORES["seriatim.broker_group.core"] = "lease", "{tmp_path.name}/test_*.py"
+MODULE = "seriatim.protocol.lease"
+judge.CORES["seriatim.protocol"] = "lease", "{tmp_path.name}/test_*.py"
 for one in quick.judge(mutants(MODULE)):
     print(one.mutant.function, one.mutant.what, one.how or "lives", sep="|")
 """
@@ -215,8 +215,8 @@ for one in quick.judge(mutants(MODULE)):
         check=True,
     )
     said = dict(line.rsplit("|", 1) for line in done.stdout.splitlines() if "|" in line)
-    assert said["renewed|39: always"].endswith("test_a_lease")
-    assert said["Lease.usable_until_s|24: never"] == "lives"
+    assert said["Lease.renewed|44: always"].endswith("test_a_lease")
+    assert said["Lease.usable_until_s|33: never"] == "lives"
 
 
 def test_a_mutant_that_leaves_its_tests_waiting_is_found_by_that(monkeypatch) -> None:

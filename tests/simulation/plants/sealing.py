@@ -9,7 +9,6 @@ from typing import Any
 from seriatim.broker_group import broker, sealing
 from seriatim.broker_group.broker import Broker
 from seriatim.broker_group.core import replica, replica_events
-from seriatim.broker_group.core.lease import Lease
 from seriatim.broker_group.core.replica import SealPhase
 from seriatim.broker_group.membership import Membership
 from seriatim.broker_group.store import Store
@@ -19,6 +18,7 @@ from seriatim.coordinator.core import seal
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import Certificate
 from seriatim.protocol.election import Election
+from seriatim.protocol.lease import Lease
 from tests.simulation.plants.plant import Plant, changed, instead, together
 from tests.simulation.schedule import Shape
 from tests.simulation.world import World
@@ -117,6 +117,11 @@ async def _servers_only(right: Any, session: SimulatedSession, path: str) -> Non
         await right(session, path)
 
 
+def _never_over(self: Lease[Any]) -> float:
+    is_a_members = isinstance(self.holder, int)
+    return (float("inf") if is_a_members else self.until_s) if self.is_admitted else 0.0
+
+
 SILENCE = ("cut", "isolate", "cut off a ZooKeeper server")
 ENDINGS = ("rotate", "drain group", "pause", "slow disk")
 
@@ -165,7 +170,7 @@ PLANTS = (
     Plant(
         "lease ignored",
         "a member takes records whether its lease runs or not",
-        instead(Lease, "usable_until_s", property(lambda self: float("inf") if self.is_admitted else 0.0)),
+        instead(Lease, "usable_until_s", property(_never_over)),
         within=150,
         shape=Shape(kinds=SILENCE, faults=(2, 4), lasts_s=(9.0,)),
         finds="its session is gone",
