@@ -12,7 +12,7 @@ the head of the consume list, at both members; when the coordinator has taken a 
 the next head with the same token. Every ZooKeeper write it is answered moves on the moment until which, by its own
 clock, it may hand out.
 
-Decisions are in `core`, pure: `core.reading` and `core.cursor`. `fetching` and `session` carry them out on a loop;
+Decisions are in `core`, pure: `core.tenure`, `core.cursor` and `core.reading`. `fetching` and `session` carry them out on a loop;
 `handover` lies between that loop and the application's thread.
 """
 

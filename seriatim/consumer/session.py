@@ -1,9 +1,10 @@
 """A reader's place among the readers of a subscription: election, token, grant, cursor.
 
 One `ReaderSession` lives on one loop. It stands for election for as long as it runs; while elected it has a grant,
-keeps the cursor's commits going, and feeds the fetcher where there is one. Nothing of what the reader may do rests
-on a callback arriving in time: handing out is allowed up to a moment of its own clock, moved on by each write to its
-own election node that ZooKeeper answered (H8; reads and pings prove nothing, H10).
+keeps the cursor's commits going, and feeds the fetcher where there is one. What follows from what it hears is decided in
+`core.tenure` and `core.cursor`. Nothing of what the reader may do rests on a callback arriving in time: handing out is allowed
+up to a moment of its own clock, moved on by each write to its own election node that ZooKeeper answered (H8; reads and
+pings prove nothing, H10).
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, assert_never
 
 from seriatim.consumer.commits import Commits
-from seriatim.consumer.core import cursor, reading_events
+from seriatim.consumer.core import cursor, reading_events, tenure
 from seriatim.consumer.core.rows import Delivery
 from seriatim.consumer.core.view import ChainView, Grant, Place
 from seriatim.consumer.fetching import Fetcher
@@ -47,8 +48,6 @@ from seriatim.protocol.zookeeper import NoNode, SessionExpired, SessionState, Zo
 _log = log.logger("consumer")
 
 _ACQUIRE_TIMEOUT_S = 5.0
-_RETRY_S = 0.1
-_LEASE_PART = 2 / 3
 _RENEWALS_PER_TIMEOUT = 8
 _LAST_STEP_S = 1.0
 
@@ -104,7 +103,6 @@ class ReaderSession:
         self.settings = settings
         self.coordinators = Coordinators(coordinators)
         self.members = Members()
-        self.waits = ""
         self.view: ChainView | None = None
         self._fetcher: Fetcher | None = None
         self._commits = Commits(self.members, self._acquire, self._start_reading, self._or_fail)
@@ -117,17 +115,20 @@ class ReaderSession:
         self._paths = Paths("")
         self._queue_id = QueueId(0)
         self._subscription_id = SubscriptionId(0)
-        self._token = Token(0)
-        self._token_node = ""
-        self._acquiring: asyncio.Task[None] | None = None
-        self._is_asked_again = False
-        self._proof: tuple[str, float] = "", 0.0
+        self._tenure = tenure.Tenure()
+        self._asking: asyncio.Task[None] | None = None
+        self._cause_id = ""
         self._renewal = asyncio.Event()
 
     @property
     def grant(self) -> Grant | None:
         """What this reader holds; None while it holds nothing."""
         return self._commits.state.grant
+
+    @property
+    def waits(self) -> str:
+        """Why nothing is granted, for a person."""
+        return self._tenure.waiting_for
 
     @property
     def is_connected(self) -> bool:
@@ -212,11 +213,11 @@ class ReaderSession:
 
     async def close(self) -> None:
         """Give the election node back and close every connection."""
-        self._end_term("closed")
+        self._happened(tenure.Deposed("closed"))
         await self._commits.close()
-        if self._acquiring is not None:
-            self._acquiring.cancel()
-            await asyncio.gather(self._acquiring, return_exceptions=True)
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
         if self._fetcher is not None:
             await self._fetcher.stop()
         if self._zookeeper is not None:
@@ -239,19 +240,35 @@ class ReaderSession:
         return Standing.OUT if self._election is None else self._election.standing
 
     def _standing_changed(self, standing: Standing) -> None:
-        if standing is Standing.ELECTED:
-            self._renewal.set()
-            self._acquire()
-            return
-        # Nobody can tell, or somebody else is: nothing more is handed out. What was granted may be taken up again if it
-        # turns out that nobody was granted a newer token meanwhile.
-        self._on_lease(0.0)
-        self.waits = "another reader is elected" if standing is Standing.WAITING else "ZooKeeper"
-        if standing is not Standing.UNSURE:
-            self._end_term(f"standing is {standing}")
+        if standing is Standing.ELECTED and self._election is not None:
+            self._happened(tenure.Elected(self._election.node))
+        elif standing is Standing.UNSURE:
+            self._happened(tenure.Unsure())
+        else:
+            waiting_for = "another reader is elected" if standing is Standing.WAITING else "ZooKeeper"
+            self._happened(tenure.Deposed(f"standing is {standing}", waiting_for))
+
+    def _happened(self, event: tenure.Event) -> None:
+        """Step the core and carry out its orders."""
+        self._tenure, effects = tenure.decide(self._tenure, event)
+        for effect in effects:
+            match effect:
+                case tenure.Prove():
+                    self._renewal.set()
+                case tenure.Ask():
+                    self._asking = asyncio.create_task(self._or_fail(self._ask(effect)))
+                case tenure.AskAfter(pause_s):
+                    self._asking = asyncio.create_task(self._or_fail(self._tick_after(pause_s)))
+                case tenure.TakeUp(granted):
+                    self._take_up(granted)
+                case tenure.ActUntil(until_s):
+                    self._on_lease(until_s)
+                case tenure.EndTerm(reason):
+                    self._end_term(reason)
+                case _:
+                    assert_never(effect)
 
     def _end_term(self, reason: str) -> None:
-        self._on_lease(0.0)
         grant = self.grant
         self._commits.happened(cursor.Deposed())
         if grant is not None:
@@ -269,7 +286,7 @@ class ReaderSession:
         """What no waiting mends, as that the queue was deleted: who waits for a commit is told the same as who reads."""
         self._on_failure(error)
         self._commits.give_up(copied(error))
-        self._end_term(str(error))
+        self._happened(tenure.Failed(str(error)))
 
     async def _or_fail(self, work: Coroutine[Any, Any, None]) -> None:
         """Of a task that nobody looks at: a bug of our own ends the reader, and says so, where it would else wait for ever."""
@@ -293,107 +310,88 @@ class ReaderSession:
             self._renewal.clear()
 
     async def _prove(self, session: ZooKeeperSession, sent_s: float) -> None:
-        election = self._election
-        if election is None or election.standing is not Standing.ELECTED or not election.node:
-            return
-        node = election.node
-        await session.set(f"{self._paths.readers(self._queue_id, self._subscription_id)}/{node}", b"")
-        self._proof = node, sent_s
-        self._lease()
-
-    def _lease(self) -> None:
-        """Handing out is allowed as far as the last answered write to the present node allows it, and nothing else (H8, H10)."""
-        node, sent_s = self._proof
-        session, election = self._zookeeper, self._election
-        if session is None or election is None or self.grant is None or not node:
-            return
-        if self._token_node == node == election.node and election.standing is Standing.ELECTED:
-            self._on_lease(sent_s + session.session_timeout_s * _LEASE_PART)
+        node = self._tenure.lease.holder
+        if self._tenure.is_elected:
+            await session.set(f"{self._paths.readers(self._queue_id, self._subscription_id)}/{node}", b"")
+            self._happened(tenure.Proved(node, sent_s, session.session_timeout_s))
 
     # ---- the grant
 
     def _acquire(self) -> None:
-        self._is_asked_again = self._acquiring is not None and not self._acquiring.done()
-        if not self._is_asked_again:
-            self._acquiring = asyncio.create_task(self._or_fail(self._acquire_until_granted()))
+        self._happened(tenure.Wanted())
 
-    async def _acquire_until_granted(self) -> None:
-        cause_id = log.new_cause_id("acquire-read")
-        while self.standing is Standing.ELECTED and self._election is not None:
-            node = self._election.node
-            if node != self._token_node:
-                self._token, self._token_node = Token(0), node
-            pause_s = _RETRY_S
-            try:
-                if await self._acquired(node, cause_id):
-                    return
-            except Waiting as error:
-                pause_s = float(str(error.details["retry_after_s"]))
-                self.waits = error.message
-            except NotElected as error:
-                # Ours may lag behind, and will tell; or it is another ensemble's.
-                self.waits = error.message
-                self._election.contradicted()
-            except Fenced as error:
-                self._end_term(error.message)
-                self._token = Token(0)
-                self.waits = error.message
-            except SeriatimError as error:
-                self.waits = str(error)
-                if not error.can_retry:
-                    self._failed(error)
-                    return
-            _log.debug("no grant yet", queue=self.settings.queue, waits=self.waits, cause_id=cause_id)
-            await asyncio.sleep(pause_s)
+    async def _tick_after(self, pause_s: float) -> None:
+        await asyncio.sleep(pause_s)
+        self._happened(tenure.Tick())
 
-    async def _acquired(self, node: str, cause_id: str) -> bool:
+    async def _ask(self, order: tenure.Ask) -> None:
+        if not order.is_again:
+            self._cause_id = log.new_cause_id("acquire-read")
+        answer = await self._answer(order)
+        if answer is not None:
+            self._happened(answer)
+        if waits := self._tenure.waiting_for:
+            _log.debug("no grant yet", queue=self.settings.queue, waits=waits, cause_id=self._cause_id)
+        self._happened(tenure.AskEnded())
+
+    async def _answer(self, order: tenure.Ask) -> tenure.Event | None:
+        """What a coordinator says; None where this reader has failed by it."""
         request = pb.AcquireReadRequest(
             queue=self.settings.queue,
             subscription=self.settings.subscription,
             queue_id=self._queue_id,
-            election_node=node,
-            token=self._token,
-            cause_id=cause_id,
+            election_node=order.node,
+            token=order.token,
+            cause_id=self._cause_id,
         )
-        self._is_asked_again = False
-        reply = await self.coordinators.call_within("AcquireRead", request, _ACQUIRE_TIMEOUT_S)
-        if self.standing is not Standing.ELECTED or self._election is None or self._election.node != node:
-            return not self._is_asked_again  # its standing changed meanwhile, and may be elected again
-        if self.grant is not None and self.grant.token != reply.token:
-            self._end_term("a new token was given")
-        self._token = Token(reply.token)
+        try:
+            reply = await self.coordinators.call_within("AcquireRead", request, _ACQUIRE_TIMEOUT_S)
+            return self._read(reply, order.node)
+        except Fenced as error:
+            return tenure.Overtaken(error.message)
+        except NotElected as error:
+            # Ours may lag behind, and will tell; or it is another ensemble's.
+            if self._election is not None:
+                self._election.contradicted()
+            return tenure.Unanswered(error.message)
+        except SeriatimError as error:
+            if error.can_retry:
+                return tenure.Unanswered(str(error))
+            self._failed(error)
+            return None
+
+    def _read(self, reply: pb.AcquireReadReply, node: str) -> tenure.Answered:
+        """Raises UnknownSubscription, and IncompatibleVersion as `chain_view`."""
+        token = Token(reply.token)
         if reply.WhichOneof("kind") != "grant":
             reasons = "; ".join(f"{one.what}: {one.reason}" for one in reply.wait.reasons) or "the coordinator"
-            raise Waiting(reasons, retry_after_s=max(0.02, reply.wait.retry_after_ms / 1000))
+            retry_after_s = max(0.02, reply.wait.retry_after_ms / 1000)
+            return tenure.Answered(node, token, waiting_for=reasons, retry_after_s=retry_after_s)
         if reply.grant.subscription_id != self._subscription_id:
             # Who reads that one was elected among its readers, and has its token (H16).
             raise UnknownSubscription(
-                f"subscription {request.subscription!r} of queue {request.queue!r} was deleted and made again",
-                queue=request.queue,
+                f"subscription {self.settings.subscription!r} of queue {self.settings.queue!r} was deleted and made again",
+                queue=self.settings.queue,
             )
-        self._take_up(reply.grant)
-        return not self._is_asked_again
+        grant = Grant(self._subscription_id, Generation(reply.grant.generation), token)
+        head = Place(Epoch(reply.grant.epoch), Index(reply.grant.index))
+        return tenure.Answered(node, token, cursor.Granted(chain_view(reply.grant.view), grant, head))
 
-    def _take_up(self, granted: pb.ReadGrant) -> None:
-        view = chain_view(granted.view)
-        grant = Grant(self._subscription_id, Generation(granted.generation), self._token)
-        self.waits = ""
-        _log.info("granted", queue=view.queue, token=self._token, epoch=granted.epoch, index=granted.index)
+    def _take_up(self, granted: cursor.Granted) -> None:
+        view, head = granted.view, granted.head
+        _log.info("granted", queue=view.queue, token=granted.grant.token, epoch=head.epoch, index=head.index)
         if self.view is None or self.view.version < view.version:
             self.view = view
-        head = Place(Epoch(granted.epoch), Index(granted.index))
-        self._commits.happened(cursor.Granted(view, grant, head))
+        self._commits.happened(granted)
         # The watch may have told of a newer chain meanwhile.
         self._see(self.view)
         if self._fetcher is not None:
             self._fetcher.happened(reading_events.Drained(head.epoch))
-        self._lease()
 
     def _refused(self, error: SeriatimError) -> None:
         """A member refused this reader's token or generation: a coordinator knows what holds."""
         _log.info("refused by a member", queue=self.settings.queue, code=error.code, reason=error.message)
-        if self.standing is Standing.ELECTED:
-            self._acquire()
+        self._acquire()
 
     # ---- the queue
 
@@ -510,8 +508,8 @@ class ReaderSession:
                     "SeekSubscription", request, left_s, left_s
                 )
             except Waiting:  # in the middle of a switch, say; nothing was done
-                if boottime_s() + _RETRY_S >= deadline_s:
+                if boottime_s() + tenure.RETRY_S >= deadline_s:
                     raise
             else:
                 return moved
-            await asyncio.sleep(_RETRY_S)
+            await asyncio.sleep(tenure.RETRY_S)

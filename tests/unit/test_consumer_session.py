@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from seriatim.consumer import session as session_module
+from seriatim.consumer.core import cursor, tenure
 from seriatim.consumer.core.reading_events import Drained, ReadFrom, ViewChanged
 from seriatim.consumer.core.view import ChainView, Grant, Place
 from seriatim.consumer.session import ReaderSession, ReaderSettings
@@ -18,7 +19,15 @@ from seriatim.protocol import coordinators as coordinators_module
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.clock import boottime_s
 from seriatim.protocol.election import Standing
-from seriatim.protocol.errors import BugError, DeadlineOver, SeriatimError, UnknownQueue, UnknownSubscription, Waiting
+from seriatim.protocol.errors import (
+    BugError,
+    DeadlineOver,
+    IncompatibleVersion,
+    SeriatimError,
+    UnknownQueue,
+    UnknownSubscription,
+    Waiting,
+)
 from seriatim.protocol.names import Epoch, Generation, Index, QueueId, SubscriptionId, Token
 from seriatim.protocol.zookeeper import SessionState
 
@@ -73,10 +82,15 @@ def reader(
     )
     session._zookeeper = zookeeper
     session._election = SimpleNamespace(standing=Standing.ELECTED, node=NODE)
-    session._token, session._token_node = Token(5), NODE
     session._subscription_id = SubscriptionId(1)
     session.coordinators.call_within = granted
     return session
+
+
+async def elected(session: ReaderSession) -> None:
+    """It is first in line, and has a coordinator's answer."""
+    session._standing_changed(Standing.ELECTED)
+    await session._asking
 
 
 def test_a_reader_learns_its_queue_from_the_chain_and_asks_members_only_where_the_queue_ends() -> None:
@@ -184,7 +198,7 @@ def test_who_reads_hears_with_each_grant_what_of_the_queue_is_read() -> None:
     async def run() -> None:
         session = reader(ZooKeeper(), [])
         session._fetcher = SimpleNamespace(happened=events.append)
-        await session._acquire_until_granted()
+        await elected(session)
 
     asyncio.run(run())
     assert [type(one) for one in events] == [ReadFrom, ViewChanged, Drained]
@@ -227,10 +241,28 @@ def test_a_bug_ends_the_reader_and_is_told() -> None:
         session = reader(ZooKeeper(), [], failures.append)
         session.coordinators.call_within = nonsense
         session._standing_changed(Standing.ELECTED)
-        await asyncio.wait([session._acquiring])
+        await asyncio.wait([session._asking])
 
     asyncio.run(run())
     assert [type(one) for one in failures] == [BugError]
+
+
+def test_a_grant_that_this_version_does_not_understand_ends_the_reader_by_that_and_not_as_a_bug() -> None:
+    failures: list[SeriatimError] = []
+
+    async def newer(*_: object) -> pb.AcquireReadReply:
+        view = pb.QueueView(queue_id=1, queue="q", chain_version=1, links=[pb.LinkView(epoch=1, state="of tomorrow")])
+        return pb.AcquireReadReply(grant=pb.ReadGrant(subscription_id=1, generation=1, epoch=1, view=view), token=5)
+
+    async def run() -> None:
+        session = reader(ZooKeeper(), [], failures.append)
+        session.coordinators.call_within = newer
+        await elected(session)
+        assert "of tomorrow" in session.waits
+        assert session.grant is None
+
+    asyncio.run(run())
+    assert [type(one) for one in failures] == [IncompatibleVersion]
 
 
 def test_nor_does_who_waits_for_a_commit_wait_for_ever() -> None:
@@ -239,7 +271,7 @@ def test_nor_does_who_waits_for_a_commit_wait_for_ever() -> None:
 
     async def run() -> None:
         session = reader(ZooKeeper(), [])
-        await session._acquire_until_granted()
+        await elected(session)
         session.members.commit = nonsense
         session._see(open_link())
         with pytest.raises(BugError):
@@ -255,7 +287,7 @@ def test_a_commit_that_was_ordered_in_one_term_is_not_sent_in_the_name_of_the_ne
 
     async def run() -> None:
         session = reader(ZooKeeper(), [])
-        await session._acquire_until_granted()
+        await elected(session)
 
         async def commit(_: object, request: pb.CommitCursorRequest) -> None:
             asked.append(request)
@@ -264,9 +296,9 @@ def test_a_commit_that_was_ordered_in_one_term_is_not_sent_in_the_name_of_the_ne
         session._see(open_link())
         session.ask_commit(Place(Epoch(1), Index(3)))
         (committing,) = session._commits._tasks
-        session._end_term("another one was elected")
-        session._token = Token(7)
-        session._take_up(pb.ReadGrant(subscription_id=1, generation=1, epoch=1, index=1, view=GRANTED_VIEW))
+        grant = Grant(SubscriptionId(1), Generation(1), Token(7))
+        granted = cursor.Granted(chain_view(GRANTED_VIEW), grant, Place(Epoch(1), Index(1)))
+        session._happened(tenure.Answered(NODE, Token(7), granted))
         await committing
 
     asyncio.run(run())
@@ -281,7 +313,7 @@ def test_h16_a_subscription_of_the_same_name_is_another_one() -> None:
     async def run() -> None:
         session = reader(ZooKeeper(), leases, failures.append)
         session._subscription_id = SubscriptionId(7)
-        await session._acquire_until_granted()
+        await elected(session)
         assert session.grant is None
 
     asyncio.run(run())
@@ -295,7 +327,7 @@ def test_who_waits_for_a_commit_is_told_that_the_queue_was_deleted() -> None:
 
     async def run() -> None:
         session = reader(ZooKeeper(), [], failures.append)
-        await session._acquire_until_granted()
+        await elected(session)
         session._watch = deleted
         waiting = asyncio.create_task(session.commit(Place(Epoch(1), Index(3))))
         await asyncio.sleep(0)
@@ -351,7 +383,7 @@ def sought(session: ReaderSession, timeout_s: float, seek: Callable[[float], obj
         await real_sleep(0)
 
     async def run() -> None:
-        await session._acquire_until_granted()
+        await elected(session)
         del session.coordinators.call_within  # the real one
         session.coordinators.call = call
         with pytest.MonkeyPatch.context() as patch:

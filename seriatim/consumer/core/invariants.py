@@ -1,4 +1,4 @@
-"""What must hold after every step of `reading` and `cursor`. Tests call these; each raises InvariantBroken."""
+"""What must hold after every step of `reading`, `cursor` and `tenure`. Tests call these; each raises InvariantBroken."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from seriatim.consumer.core.cursor import CursorState
 from seriatim.consumer.core.reading import Reading
 from seriatim.consumer.core.reading_events import Deliver, Effect
+from seriatim.consumer.core.tenure import ActUntil, Ask, EndTerm, TakeUp, Tenure
+from seriatim.consumer.core.tenure import Effect as TenureEffect
 from seriatim.consumer.core.view import Place
 from seriatim.protocol.errors import InvariantBroken
 
@@ -64,3 +66,32 @@ def check_cursor(before: CursorState, after: CursorState) -> None:
     if before.grant is not None and before.grant.generation == after.grant.generation:
         is_refused = before.beyond is not None and after.wanted == after.committed
         _check(after.wanted >= before.wanted or is_refused, "the cursor moved back without a seek")
+
+
+def check_tenure(before: Tenure, after: Tenure, effects: Sequence[TenureEffect]) -> None:
+    """One reader (invariant 7): it acts in the name of its present node alone, by the token that was given for it, while its lease runs.
+
+    Raises InvariantBroken.
+    """
+    _check(after.token > 0 or not after.lease.is_admitted, "a term goes on without a token")
+    _check(after.is_asking or not after.is_asked_again, "a coordinator is asked again, and isn't asked")
+    if before.lease.holder == after.lease.holder:
+        _check(after.lease.until_s >= before.lease.until_s, "what was proved of a node isn't any more")
+    else:
+        _check(not after.lease.is_admitted and not after.token, "what an earlier node was given counts for the next")
+    has_ended = any(isinstance(effect, EndTerm) for effect in effects)
+    _check(has_ended or after.lease.is_admitted or not before.lease.is_admitted, "a term ended, and nobody was told")
+    for effect in effects:
+        match effect:
+            case ActUntil(until_s):
+                may_act = after.is_elected and until_s == after.lease.usable_until_s
+                _check(may_act or not until_s, "it may act longer than was proved of its node", until_s=until_s)
+            case TakeUp(granted):
+                token = granted.grant.token
+                is_same = has_ended or token == before.token or not before.lease.is_admitted
+                _check(
+                    is_same and token == after.token, "a token changed amid a term", before=before.token, after=token
+                )
+            case Ask(node, token):
+                _check(after.is_asking and node == after.lease.holder, "it asks for another node", node=node)
+                _check(token == after.token, "it asks with another token", token=token)

@@ -12,7 +12,7 @@ from seriatim.broker_group.core.link_record import LinkRecord
 from seriatim.broker_group.cursor_keeper import CursorKeeper
 from seriatim.broker_group.resyncer import Resyncer
 from seriatim.consumer.client import Consumer
-from seriatim.consumer.core import cursor, reading
+from seriatim.consumer.core import cursor, reading, tenure
 from seriatim.consumer.core.reading_events import ReadFrom, StartArrived, ViewChanged
 from seriatim.consumer.fetching import Fetcher
 from seriatim.consumer.handover import HandOver
@@ -250,10 +250,10 @@ def _never_over(right: Any, self: HandOver, valid_until_s: float) -> None:
     right(self, float("inf"))
 
 
-def _proved_by_a_grant(right: Any, self: ReaderSession, granted: Any) -> None:
-    right(self, granted)
-    if self._zookeeper is not None:
-        self._on_lease(boottime_s() + self._zookeeper.session_timeout_s * 2 / 3)
+def _proved_by_a_grant(right: Any, self: ReaderSession, event: tenure.Event) -> None:
+    if isinstance(event, tenure.Answered) and event.granted is not None and self._zookeeper is not None:
+        right(self, tenure.Proved(event.node, boottime_s(), self._zookeeper.session_timeout_s))
+    right(self, event)
 
 
 def _passed_by_what_follows(right: Any, self: Consumer, *, is_done: bool = True) -> Any:
@@ -388,7 +388,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         "H8, a coordinator's word",
         "a reader's session lives where a coordinator answers its AcquireRead",
-        changed(ReaderSession, "_take_up", _proved_by_a_grant),
+        changed(ReaderSession, "_happened", _proved_by_a_grant),
         within=100,
         shape=Shape(kinds=("sought while cut off",), faults=(1, 2)),
         finds="7:",
