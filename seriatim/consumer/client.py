@@ -259,7 +259,7 @@ class Consumer(Reader):
             reason = "" if fetcher is None else fetcher.state.waiting_for
             problem = "" if session is None else session.coordinators.problem  # who would tell of the next link
             return f"{reason}: {problem}" if reason and problem else reason
-        return (session.waits if session is not None else "") or "being elected"
+        return (session.waiting_for if session is not None else "") or "being elected"
 
     @property
     def duplicates_dropped(self) -> int:

@@ -40,6 +40,7 @@ from seriatim.protocol.errors import (
     defect,
 )
 from seriatim.protocol.flag import is_set_within
+from seriatim.protocol.lease import renewal_interval_s
 from seriatim.protocol.names import Epoch, Generation, Index, QueueId, SubscriptionId, Token
 from seriatim.protocol.nodes import Paths
 from seriatim.protocol.timeouts import SESSION_MAX_S, check_seconds
@@ -48,7 +49,6 @@ from seriatim.protocol.zookeeper import NoNode, SessionExpired, SessionState, Zo
 _log = log.logger("consumer")
 
 _ACQUIRE_TIMEOUT_S = 5.0
-_RENEWALS_PER_TIMEOUT = 8
 _LAST_STEP_S = 1.0
 
 
@@ -126,7 +126,7 @@ class ReaderSession:
         return self._commits.state.grant
 
     @property
-    def waits(self) -> str:
+    def waiting_for(self) -> str:
         """Why nothing is granted, for a person."""
         return self._tenure.waiting_for
 
@@ -305,7 +305,7 @@ class ReaderSession:
                 await self._prove(session, sent_s)
             except (NoNode, SessionExpired, Unreachable) as error:
                 _log.debug("lease not renewed", error=error)
-            left_s = session.session_timeout_s / _RENEWALS_PER_TIMEOUT - (boottime_s() - sent_s)
+            left_s = renewal_interval_s(session.session_timeout_s) - (boottime_s() - sent_s)
             await is_set_within(self._renewal, max(0.02, left_s))
             self._renewal.clear()
 
@@ -330,8 +330,10 @@ class ReaderSession:
         answer = await self._answer(order)
         if answer is not None:
             self._happened(answer)
-        if waits := self._tenure.waiting_for:
-            _log.debug("no grant yet", queue=self.settings.queue, waits=waits, cause_id=self._cause_id)
+        if self.waiting_for:
+            _log.debug(
+                "no grant yet", queue=self.settings.queue, waiting_for=self.waiting_for, cause_id=self._cause_id
+            )
         self._happened(tenure.AskEnded())
 
     async def _answer(self, order: tenure.Ask) -> tenure.Event | None:

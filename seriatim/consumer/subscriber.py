@@ -147,7 +147,7 @@ class Subscriber(Reader):
     @property
     def waiting_for(self) -> str:
         """What keeps it from being elected, for a person."""
-        return "" if self._session is None else self._session.waits
+        return "" if self._session is None else self._session.waiting_for
 
     def wait_elected(self, timeout_s: float | None = None) -> Term:
         """Wait to be elected. Raises DeadlineOver, InvalidArgument where it isn't open, or is closed meanwhile, and as `term`."""

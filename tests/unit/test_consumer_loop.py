@@ -103,7 +103,7 @@ def test_a_signal_s_handler_may_wait_for_the_loop_that_it_has_interrupted_somebo
 class OfSubscriber:
     """A session that is open, and nobody elected."""
 
-    waits = "being elected"
+    waiting_for = "being elected"
 
     def __init__(self, subscriber: Subscriber) -> None:
         self._subscriber = subscriber

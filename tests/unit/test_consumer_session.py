@@ -258,7 +258,7 @@ def test_a_grant_that_this_version_does_not_understand_ends_the_reader_by_that_a
         session = reader(ZooKeeper(), [], failures.append)
         session.coordinators.call_within = newer
         await elected(session)
-        assert "of tomorrow" in session.waits
+        assert "of tomorrow" in session.waiting_for
         assert session.grant is None
 
     asyncio.run(run())
