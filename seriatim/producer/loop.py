@@ -41,6 +41,7 @@ from seriatim.protocol.seriatim_pb2 import (
     AcquireSendRequest,
     DescribeClusterRequest,
     QueueRequest,
+    SendGrant,
 )
 from seriatim.protocol.zookeeper import SessionState, ZooKeeperSession
 
@@ -480,28 +481,28 @@ class SendingLoop:
             reasons = [f"{reason.what}: {reason.reason}" for reason in reply.wait.reasons]
             self._buffer.note(Waiting(f"no group can take records ({'; '.join(reasons)})", reasons=reasons))
             self._handle(events.WaitAnswered(effect.request, token, reply.wait.retry_after_ms / 1000))
-            return
-        grant = reply.grant
+        else:
+            self._note_grant(reply.grant, request.cause_id)
+            self._handle(events.Granted(effect.request, token, _as_event(reply.grant)))
+
+    def _note_grant(self, grant: SendGrant, cause_id: str) -> None:
         self._buffer.set_record_limit(grant.max_record_bytes)
         _log.info("granted", queue=self._settings.queue, epoch=grant.epoch, master=grant.master.address,
-                  next_index=grant.next_index, cause_id=request.cause_id)  # fmt: skip
+                  next_index=grant.next_index, cause_id=cause_id)  # fmt: skip
         self._master = grant.master.address
         self._buffer.note(self._failure or _full())
-        self._handle(
-            events.Granted(
-                effect.request,
-                token,
-                events.Grant(
-                    Epoch(grant.epoch),
-                    Index(grant.next_index),
-                    dict(grant.resume_point) if grant.is_resume_known else None,
-                    grant.base if grant.has_base else None,
-                    grant,
-                    dict(grant.held),
-                    dict(grant.given_up_from),
-                ),
-            )
-        )
+
+
+def _as_event(grant: SendGrant) -> events.Grant:
+    return events.Grant(
+        Epoch(grant.epoch),
+        Index(grant.next_index),
+        dict(grant.resume_point) if grant.is_resume_known else None,
+        grant.base if grant.has_base else None,
+        grant,
+        dict(grant.held),
+        dict(grant.given_up_from),
+    )
 
 
 async def all_done(batches: Iterable[SharedBatch]) -> None:
