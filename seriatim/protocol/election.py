@@ -78,6 +78,12 @@ def first_in_line(nodes: list[str]) -> str | None:
     return min(candidates(nodes), key=number_of, default=None)
 
 
+def right_before(nodes: list[str], own: str) -> str | None:
+    """By whose end the node `own` may become first; None: it is."""
+    before = [node for node in candidates(nodes) if number_of(node) < number_of(own)]
+    return max(before, key=number_of, default=None)
+
+
 class Election:
     """One instance in one election.
 
@@ -153,41 +159,49 @@ class Election:
         if self.node and self._node_session != session.session_id:
             self.node = ""
         if not self.node:
-            self._node_session = session.session_id
-            try:
-                await session.ensure(self._path)
-            except NoNode:  # not even the path that the cluster has in ZooKeeper is there
-                session.leave_server("this server has no such path")
-                raise
-            await session.sync(self._path)  # what was asked through another server may be on its way still
-            self.node = await self._find_own() or await self._make_own()
-            self._contradictions = 0
-        own = number_of(self.node)
+            await self._enter()
         nodes = await session.children(self._path)
         if self.node not in nodes:
             self.node = ""
             raise NoNode(self._path)
-        standing = candidates(nodes)
-        before = [node for node in standing if number_of(node) < own]
-        if not before:
-            reason, self._reason_to_go = self._reason_to_go, ""
-            if self._gives_way and self._breaks_often():
-                reason = "its connection breaks again and again"
-            if reason and len(standing) > 1:
-                self._broken_at_s.clear()
-                _log.warning("gives way", path=self._path, node=self.node, reason=reason)
-                await session.delete(f"{self._path}/{self.node}")
-                raise NoNode(self._path)
-            if session.state is SessionState.CONNECTED:
-                # Watched, so that an operator (or a coordinator) can depose an instance by deleting its node.
-                if not await self._watch_end(self.node):
-                    self.node = ""
-                    raise NoNode(self._path)
-                self._change(Standing.ELECTED)
+        before = right_before(nodes, self.node)
+        if before is None:
+            await self._stand_first(is_alone=len(candidates(nodes)) == 1)
             return
         self._change(Standing.WAITING)
-        if not await self._watch_end(max(before, key=number_of)):
+        if not await self._watch_end(before):
             self._wake.set()
+
+    async def _enter(self) -> None:
+        """Get a node of this session."""
+        session = self._session
+        self._node_session = session.session_id
+        try:
+            await session.ensure(self._path)
+        except NoNode:  # not even the path that the cluster has in ZooKeeper is there
+            session.leave_server("this server has no such path")
+            raise
+        await session.sync(self._path)  # what was asked through another server may be on its way still
+        self.node = await self._find_own() or await self._make_own()
+        self._contradictions = 0
+
+    async def _stand_first(self, *, is_alone: bool) -> None:
+        """Be elected, or give way to the others."""
+        session, reason = self._session, self._reason_to_go
+        self._reason_to_go = ""
+        if self._gives_way and self._breaks_often():
+            reason = "its connection breaks again and again"
+        if reason and not is_alone:
+            self._broken_at_s.clear()
+            _log.warning("gives way", path=self._path, node=self.node, reason=reason)
+            await session.delete(f"{self._path}/{self.node}")
+            raise NoNode(self._path)
+        if session.state is SessionState.CONNECTED:
+            # Watched, so that an operator (or a coordinator) can depose an instance by deleting its node.
+            if not await self._watch_end(self.node):
+                self.node = ""
+                raise NoNode(self._path)
+            self._change(Standing.ELECTED)
 
     def _breaks_often(self) -> bool:
         broken_at_s = self._broken_at_s

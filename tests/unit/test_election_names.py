@@ -10,7 +10,7 @@ import pytest
 
 from seriatim.consumer import Consumer, Subscriber
 from seriatim.producer import Producer
-from seriatim.protocol.election import Election, Standing, first_in_line, number_of
+from seriatim.protocol.election import Election, Standing, first_in_line, number_of, right_before
 from seriatim.protocol.errors import InvalidArgument, Unreachable
 from seriatim.protocol.zookeeper import NoNode, SessionState, ZooKeeperSession
 
@@ -33,6 +33,13 @@ def test_other_names_are_a_reader_s_to_choose(client, name):
 
 def test_a_node_by_hand_is_no_candidate():
     assert first_in_line(["by-hand", "0000000000", "a-0000000010"]) == "a-0000000010"
+
+
+def test_each_instance_watches_the_one_right_before_it_and_nobody_whom_it_comes_before() -> None:
+    nodes = ["c-0000000007", "by-hand", "z-0000000002", "a-0000000010"]
+    assert right_before(nodes, "a-0000000010") == "c-0000000007"
+    assert right_before(nodes, "c-0000000007") == "z-0000000002"
+    assert right_before(nodes, "z-0000000002") is None
 
 
 class SlowToCommit:
