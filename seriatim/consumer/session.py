@@ -16,6 +16,7 @@ from typing import Any, assert_never
 
 from seriatim.consumer.commits import Commits
 from seriatim.consumer.core import cursor, reading_events, tenure
+from seriatim.consumer.core.following import Following
 from seriatim.consumer.core.rows import Delivery
 from seriatim.consumer.core.view import ChainView, Grant, Place
 from seriatim.consumer.fetching import Fetcher
@@ -32,7 +33,6 @@ from seriatim.protocol.errors import (
     NotElected,
     SeriatimError,
     SubscriptionExists,
-    UnknownQueue,
     UnknownSubscription,
     Unreachable,
     Waiting,
@@ -103,7 +103,6 @@ class ReaderSession:
         self.settings = settings
         self.coordinators = Coordinators(coordinators)
         self.members = Members()
-        self.view: ChainView | None = None
         self._fetcher: Fetcher | None = None
         self._commits = Commits(self.members, self._acquire, self._start_reading, self._or_fail)
         self._on_grant = on_grant
@@ -113,12 +112,16 @@ class ReaderSession:
         self._zookeeper: ZooKeeperSession | None = None
         self._election: Election | None = None
         self._paths = Paths("")
-        self._queue_id = QueueId(0)
-        self._subscription_id = SubscriptionId(0)
+        self._following = Following(QueueId(0), SubscriptionId(0))
         self._tenure = tenure.Tenure()
         self._asking: asyncio.Task[None] | None = None
         self._cause_id = ""
         self._renewal = asyncio.Event()
+
+    @property
+    def view(self) -> ChainView | None:
+        """The queue, as far as this reader was told; None before anything was."""
+        return self._following.view
 
     @property
     def grant(self) -> Grant | None:
@@ -154,13 +157,12 @@ class ReaderSession:
         )
         self._paths = Paths(cluster.cluster)
         view = await self._describe(_left_s(deadline_s))
-        self._queue_id = QueueId(view.queue_id)
-        self._subscription_id = await self._find_subscription(view, deadline_s)
+        subscription_id = await self._find_subscription(view, deadline_s)
+        self._following = Following(QueueId(view.queue_id), subscription_id)
         session = ZooKeeperSession(cluster.zookeeper, settings.session_timeout_s)
         await session.start(_left_s(deadline_s))
         self._zookeeper = session
-        path = self._paths.readers(self._queue_id, self._subscription_id)
-        self._election = Election(session, path, settings.instance, self._standing_changed)
+        self._election = Election(session, self._line, settings.instance, self._standing_changed)
 
     async def _find_subscription(self, view: ChainView, deadline_s: float) -> SubscriptionId:
         """The subscription's id; it is made where it isn't there. Raises UnknownSubscription, Unreachable, DeadlineOver."""
@@ -234,6 +236,11 @@ class ReaderSession:
             self._zookeeper.end()
 
     # ---- election and lease
+
+    @property
+    def _line(self) -> str:
+        """Where this subscription's readers stand for election."""
+        return self._paths.readers(self._following.queue_id, self._following.subscription_id)
 
     @property
     def standing(self) -> Standing:
@@ -312,7 +319,7 @@ class ReaderSession:
     async def _prove(self, session: ZooKeeperSession, sent_s: float) -> None:
         node = self._tenure.lease.holder
         if self._tenure.is_elected:
-            await session.set(f"{self._paths.readers(self._queue_id, self._subscription_id)}/{node}", b"")
+            await session.set(f"{self._line}/{node}", b"")
             self._happened(tenure.Proved(node, sent_s, session.session_timeout_s))
 
     # ---- the grant
@@ -331,9 +338,7 @@ class ReaderSession:
         if answer is not None:
             self._happened(answer)
         if self.waiting_for:
-            _log.debug(
-                "no grant yet", queue=self.settings.queue, waiting_for=self.waiting_for, cause_id=self._cause_id
-            )
+            _log.debug("no grant yet", queue=self.settings.queue, waiting_for=self.waiting_for, cause_id=self._cause_id)
         self._happened(tenure.AskEnded())
 
     async def _answer(self, order: tenure.Ask) -> tenure.Event | None:
@@ -341,7 +346,7 @@ class ReaderSession:
         request = pb.AcquireReadRequest(
             queue=self.settings.queue,
             subscription=self.settings.subscription,
-            queue_id=self._queue_id,
+            queue_id=self._following.queue_id,
             election_node=order.node,
             token=order.token,
             cause_id=self._cause_id,
@@ -369,24 +374,22 @@ class ReaderSession:
             reasons = "; ".join(f"{one.what}: {one.reason}" for one in reply.wait.reasons) or "the coordinator"
             retry_after_s = max(0.02, reply.wait.retry_after_ms / 1000)
             return tenure.Answered(node, token, waiting_for=reasons, retry_after_s=retry_after_s)
-        if reply.grant.subscription_id != self._subscription_id:
+        if reply.grant.subscription_id != self._following.subscription_id:
             # Who reads that one was elected among its readers, and has its token (H16).
             raise UnknownSubscription(
                 f"subscription {self.settings.subscription!r} of queue {self.settings.queue!r} was deleted and made again",
                 queue=self.settings.queue,
             )
-        grant = Grant(self._subscription_id, Generation(reply.grant.generation), token)
+        grant = Grant(self._following.subscription_id, Generation(reply.grant.generation), token)
         head = Place(Epoch(reply.grant.epoch), Index(reply.grant.index))
         return tenure.Answered(node, token, cursor.Granted(chain_view(reply.grant.view), grant, head))
 
     def _take_up(self, granted: cursor.Granted) -> None:
         view, head = granted.view, granted.head
         _log.info("granted", queue=view.queue, token=granted.grant.token, epoch=head.epoch, index=head.index)
-        if self.view is None or self.view.version < view.version:
-            self.view = view
+        self._following = self._following.granted(view)
         self._commits.happened(granted)
-        # The watch may have told of a newer chain meanwhile.
-        self._see(self.view)
+        self._see(self.view or view)
         if self._fetcher is not None:
             self._fetcher.happened(reading_events.Drained(head.epoch))
 
@@ -404,8 +407,7 @@ class ReaderSession:
     async def look(self) -> ChainView:
         """The newest view of the queue, with what a coordinator shows now; the watch may be behind."""
         view = await self._describe()
-        if view.queue_id == self._queue_id:
-            self._see(view)
+        self._see(view)
         return self.view or view
 
     async def is_all_delivered(self, within_s: float) -> bool:
@@ -414,31 +416,20 @@ class ReaderSession:
         Raises Unreachable where no coordinator answers within `within_s`.
         """
         view = await self._describe(within_s, only_chain=False)
-        if view.queue_id != self._queue_id or self._fetcher is None:
-            return False
         self._see(view)
-        return self.view is view and self._fetcher.settled.has_all_of(view)
+        return self.view is view and self._fetcher is not None and self._fetcher.settled.has_all_of(view)
 
     async def _watch(self) -> None:
         async for queue_view in self.coordinators.watch(self.settings.queue):
             view = chain_view(queue_view)
-            if view.queue_id == self._queue_id:
-                self._see(view)
-            if view.queue_id != self._queue_id or view.is_deleted:
-                raise UnknownQueue(f"queue {self.settings.queue!r} was deleted", queue=self.settings.queue)
-            # A laggard's view may be of before the subscription was made: such a one isn't taken over.
-            if view.subscription(self._subscription_id) is None and self.view is view:
-                raise UnknownSubscription(
-                    f"subscription {self.settings.subscription!r} of queue {self.settings.queue!r} was deleted",
-                    queue=self.settings.queue,
-                )
+            self._see(view)
+            gone = self._following.what_is_gone(view, self.settings.queue, self.settings.subscription)
+            if gone is not None:
+                raise gone
 
     def _see(self, view: ChainView) -> None:
-        if self.view is not None and view.version < self.view.version:
-            return
-        if view.subscription(self._subscription_id) is not None or self.view is not None:
-            self.view = view
-        if self.grant is None:
+        self._following = self._following.told(view)
+        if self.view is not view or self.grant is None:
             return
         self._commits.happened(cursor.ViewChanged(view))
         if self._fetcher is not None:
@@ -496,8 +487,8 @@ class ReaderSession:
             subscription=self.settings.subscription,
             to=to,
             cause_id=log.new_cause_id("seek"),
-            queue_id=self._queue_id,
-            subscription_id=self._subscription_id,
+            queue_id=self._following.queue_id,
+            subscription_id=self._following.subscription_id,
         )
         while True:
             # A coordinator that stands still is found out first: who moves a subscription is asked once, and waited for to the end.

@@ -43,7 +43,7 @@ CORES = {
         ),
     ),
     "seriatim.consumer.core": (
-        "reading cursor tenure rows view",
+        "reading cursor tenure following rows view",
         "tests/unit/test_consumer_*.py tests/property/test_consumer_*.py tests/property/test_slow_paths.py",
     ),
 }

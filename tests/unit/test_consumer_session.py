@@ -11,6 +11,7 @@ import pytest
 
 from seriatim.consumer import session as session_module
 from seriatim.consumer.core import cursor, tenure
+from seriatim.consumer.core.following import Following
 from seriatim.consumer.core.reading_events import Drained, ReadFrom, ViewChanged
 from seriatim.consumer.core.view import ChainView, Grant, Place
 from seriatim.consumer.session import ReaderSession, ReaderSettings
@@ -82,7 +83,7 @@ def reader(
     )
     session._zookeeper = zookeeper
     session._election = SimpleNamespace(standing=Standing.ELECTED, node=NODE)
-    session._subscription_id = SubscriptionId(1)
+    session._following = Following(QueueId(1), SubscriptionId(1))
     session.coordinators.call_within = granted
     return session
 
@@ -312,7 +313,7 @@ def test_h16_a_subscription_of_the_same_name_is_another_one() -> None:
 
     async def run() -> None:
         session = reader(ZooKeeper(), leases, failures.append)
-        session._subscription_id = SubscriptionId(7)
+        session._following = Following(QueueId(1), SubscriptionId(7))
         await elected(session)
         assert session.grant is None
 
@@ -352,7 +353,6 @@ def test_a_reader_of_a_queue_that_was_deleted_is_told_so(view) -> None:
 
     async def run() -> None:
         session = reader(ZooKeeper(), [])
-        session._queue_id = QueueId(1)
         session.coordinators.watch = watched
         await session._watch()
 
