@@ -91,6 +91,8 @@ def test_nor_may_it_before_anything_is_proved_or_while_nothing_is_granted() -> N
     assert waits.state.waiting_for == "g1-a: it can't be told"
     assert waits.happened(AskEnded()) == [AskAfter(0.5)]
     assert waits.happened(Tick()) == [Ask(A, ONE, is_again=True)]  # with the token that it was given
+    assert waits.happened(Unanswered("no coordinator answers"), AskEnded()) == [AskAfter(RETRY_S)]
+    assert waits.happened(Tick()) == [Ask(A, ONE, is_again=True)]
     assert waits.happened(answered(A, ONE)) == [take_up(ONE)]
     assert waits.state.waiting_for == ""
     assert waits.happened(AskEnded()) == [ActUntil(pytest.approx(104.0))]
@@ -99,6 +101,7 @@ def test_nor_may_it_before_anything_is_proved_or_while_nothing_is_granted() -> N
 def test_where_nobody_can_tell_nothing_is_done_but_the_term_goes_on_with_the_next_proof() -> None:
     reader = granted()
     assert reader.happened(Unsure()) == [STOP]
+    assert reader.state.waiting_for == "ZooKeeper"
     assert reader.happened(Proved(A, 101.0, 6.0)) == []
     assert reader.happened(Wanted()) == []
     assert reader.happened(Elected(A)) == [Prove(), Ask(A, ONE, is_again=False)]

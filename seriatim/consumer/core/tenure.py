@@ -241,11 +241,7 @@ def _acting(state: Tenure) -> list[Effect]:
 
 def _wanted(state: Tenure) -> Step:
     """Who is asked already is asked once more: it may have looked before there was a reason."""
-    if not state.is_elected:
-        return state, []
-    if state.is_asking:
-        return replace(state, is_asked_again=True), []
-    return _asked(state, is_again=False)
+    return (replace(state, is_asked_again=True), []) if state.is_asking else _asked(state, is_again=False)
 
 
 def _asked(state: Tenure, *, is_again: bool) -> Step:
