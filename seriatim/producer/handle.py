@@ -158,9 +158,9 @@ class SharedBatch:
         if is_done:
             return True
         self._ends.check_process()
-        check_timeout(timeout_s)
         if timeout_s is None or timeout_s > 0:
             self._ends.check_wait()
+        check_timeout(timeout_s)
         held = threading.Lock()
         held.acquire()
         with self._ends.lock:
