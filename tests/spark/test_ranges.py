@@ -211,9 +211,17 @@ def source(queue, **options):
     return SeriatimDataSource({"coordinators": queue.address, "queue": "orders", **options})
 
 
+def first_offset_of_a_stream(queue, **options) -> int:
+    stream = source(queue, **options).streamReader(None)
+    try:
+        return stream.initialOffset()["offset"]
+    finally:
+        stream.stop()
+
+
 LATEST = {
     "a batch": lambda queue: max(part.end for part in source(queue).reader(None).partitions()),
-    "a stream": lambda queue: source(queue, startingOffsets="latest").streamReader(None).initialOffset()["offset"],
+    "a stream": lambda queue: first_offset_of_a_stream(queue, startingOffsets="latest"),
 }
 
 
@@ -268,4 +276,4 @@ def test_what_is_kept_is_read_though_nobody_tells_the_end(queue, monkeypatch):
     queue.tells_committed = False
     monkeypatch.setattr(range_reader, "END_WITHIN_S", 0.0)
     assert len(source(queue, endingOffsets="10").reader(None).partitions()) == 1
-    assert source(queue, startingOffsets="10").streamReader(None).initialOffset()["offset"] == 10
+    assert first_offset_of_a_stream(queue, startingOffsets="10") == 10
