@@ -12,7 +12,7 @@ import pytest
 from seriatim.consumer import session as session_module
 from seriatim.consumer.core import cursor, tenure
 from seriatim.consumer.core.following import Following
-from seriatim.consumer.core.reading_events import Drained, ReadFrom, ViewChanged
+from seriatim.consumer.core.reading_events import Drained, ReadFrom, Stopped, ViewChanged
 from seriatim.consumer.core.view import ChainView, Grant, Place
 from seriatim.consumer.session import ReaderSession, ReaderSettings
 from seriatim.consumer.views import chain_view
@@ -23,10 +23,13 @@ from seriatim.protocol.election import Standing
 from seriatim.protocol.errors import (
     BugError,
     DeadlineOver,
+    Fenced,
     IncompatibleVersion,
+    NotElected,
     SeriatimError,
     UnknownQueue,
     UnknownSubscription,
+    Unreachable,
     Waiting,
 )
 from seriatim.protocol.names import Epoch, Generation, Index, QueueId, SubscriptionId, Token
@@ -304,6 +307,122 @@ def test_a_commit_that_was_ordered_in_one_term_is_not_sent_in_the_name_of_the_ne
 
     asyncio.run(run())
     assert [(one.token, one.index) for one in asked] == [(5, 3)]
+
+
+@pytest.mark.parametrize(
+    ("standing", "is_end", "waiting_for"),
+    [
+        (Standing.UNSURE, False, "ZooKeeper"),
+        (Standing.WAITING, True, "another reader is elected"),
+        (Standing.OUT, True, "ZooKeeper"),
+    ],
+)
+def test_who_is_not_elected_any_more_stops_and_where_that_is_known_its_term_ends_for_all_who_have_to_do_with_it(
+    standing: Standing, is_end: bool, waiting_for: str
+) -> None:
+    leases: list[float] = []
+    events: list[object] = []
+    ended: list[bool] = []
+
+    async def run() -> None:
+        session = reader(ZooKeeper(), leases)
+        session._on_end = lambda: ended.append(True)
+        session._fetcher = SimpleNamespace(happened=events.append)
+        await elected(session)
+        session._happened(tenure.Proved(NODE, boottime_s(), TIMEOUT_S))
+        assert leases[-1] > boottime_s()
+        waiting = asyncio.create_task(session.commit(Place(Epoch(1), Index(3))))
+        await asyncio.sleep(0)
+        session._standing_changed(standing)
+        assert leases[-1] == 0.0
+        assert session.waiting_for == waiting_for
+        assert (session.grant is None) is is_end
+        assert isinstance(events[-1], Stopped) is is_end
+        if is_end:
+            with pytest.raises(Fenced):
+                await waiting
+            with pytest.raises(NotElected):
+                await session.commit(Place(Epoch(1), Index(3)))
+            session.ask_commit(Place(Epoch(1), Index(3)))
+            assert session._commits.state.wanted == Place(Epoch(0), Index(0))
+        waiting.cancel()
+
+    asyncio.run(run())
+    assert ended == [True] * is_end
+
+
+def answering(*answers: pb.AcquireReadReply | SeriatimError) -> tuple[list[int], Callable[..., object]]:
+    """A coordinator that says these, one after the other; and with which tokens it was asked."""
+    tokens, left = list[int](), list(answers)
+
+    async def told(_: str, request: pb.AcquireReadRequest, *__: object) -> pb.AcquireReadReply:
+        tokens.append(request.token)
+        answer = left.pop(0)
+        if isinstance(answer, SeriatimError):
+            raise answer
+        return answer
+
+    return tokens, told
+
+
+WAIT = pb.AcquireReadReply(
+    wait=pb.Wait(retry_after_ms=20, reasons=[pb.WaitReason(what="g1-a", reason="it can't be told")]), token=5
+)
+GRANTED = pb.AcquireReadReply(
+    grant=pb.ReadGrant(subscription_id=1, generation=1, epoch=1, index=0, view=GRANTED_VIEW), token=5
+)
+
+
+@pytest.mark.parametrize(
+    ("first", "waiting_for", "token", "contradictions"),
+    [
+        (WAIT, "g1-a: it can't be told", 5, 0),
+        (Unreachable("no coordinator answers"), "no coordinator answers", 0, 0),
+        (NotElected("not first in line"), "not first in line", 0, 1),
+        (Fenced("a newer reader was elected"), "a newer reader was elected", 0, 0),
+    ],
+)
+def test_a_reader_asks_again_until_it_is_granted(
+    first: pb.AcquireReadReply | SeriatimError, waiting_for: str, token: int, contradictions: int
+) -> None:
+    contradicted: list[bool] = []
+
+    async def run() -> None:
+        session = reader(ZooKeeper(), [])
+        session._election.contradicted = lambda: contradicted.append(True)
+        tokens, session.coordinators.call_within = answering(first, GRANTED, GRANTED)
+        await elected(session)
+        assert session.waiting_for.startswith(waiting_for)
+        assert session.grant is None
+        async with asyncio.timeout(60):
+            while session.grant is None:
+                await session._asking
+        assert session.waiting_for == ""
+        session._refused(Fenced("another reader's token was told"))  # by a member
+        await session._asking
+        assert tokens == [0, token, 5]
+
+    asyncio.run(run())
+    assert len(contradicted) == contradictions
+
+
+def test_who_seeks_goes_on_once_it_is_granted_the_new_position() -> None:
+    moved = pb.ReadGrant(subscription_id=1, generation=2, epoch=1, index=3, view=GRANTED_VIEW)
+
+    async def told(method: str, *_: object) -> object:
+        if method == "SeekSubscription":
+            return pb.SubscriptionView(generation=2)
+        return pb.AcquireReadReply(grant=moved, token=5) if method == "AcquireRead" else pb.DescribeClusterReply()
+
+    async def run() -> None:
+        session = reader(ZooKeeper(), [])
+        await elected(session)
+        session.coordinators.call_within = told
+        await session.seek("3", 60.0)
+        assert session.grant.generation == 2
+        assert session.committed == Place(Epoch(1), Index(3))
+
+    asyncio.run(run())
 
 
 def test_h16_a_subscription_of_the_same_name_is_another_one() -> None:
