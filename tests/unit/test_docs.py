@@ -115,3 +115,18 @@ def test_each_command_and_flag_is_one() -> None:
         known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
         given = {word.strip("[]").partition("=")[0] for word in words if word.strip("[").startswith("--")}
         assert given <= known | {"--help"}, call
+
+
+def test_each_test_and_plant_that_is_named_is_one() -> None:
+    """What a page names as its evidence, in all pages."""
+    text = "\n".join(path.read_text() for path in PAGES if path.name != "CHANGELOG.md")
+    tests = [(path, path.read_text()) for path in sorted((ROOT / "tests").rglob("*.py"))]
+    functions = {name for _, code in tests for name in re.findall(r"def (test_\w+)\(", code)}
+    named = re.findall(r"`(test_\w+)`", text)
+    plants = re.findall(r'"([^"]+)"', "".join(re.findall(r'\bplants? ((?:"[^"|]+"(?:, )?)+)', text)))
+    paths = re.findall(r"`(tests/[\w/]+(?:\.py)?)`", text)
+    planted = "".join(code for path, code in tests if path.parent.name == "plants")
+    assert min(len(named), len(plants), len(paths)) > 15
+    assert not [one for one in named if one not in functions]
+    assert not [one for one in plants if f'"{one}"' not in planted]
+    assert not [one for one in paths if not (ROOT / one).exists()]
