@@ -99,9 +99,7 @@ def test_each_key_that_is_watched_is_one_of_json() -> None:
 
 def test_each_command_and_flag_is_one() -> None:
     """As they stand in backquotes and in blocks, also of the other pages."""
-    text = "\n".join(
-        path.read_text() for path in PAGES if path.name in {"README.md", "operations.md", "databases.md", "tutorial.md"}
-    )
+    text = "\n".join(path.read_text() for path in PAGES if path.name != "CHANGELOG.md")
     said = re.findall(r"`([^`\n]+)`", text) + re.findall(r"^    (.*)$", text, re.MULTILINE)
     calls = [call for one in said for call in re.findall(r"(?:^|[|] |/)seriatim ([a-z][^|#]*)", one)]
     assert len(calls) > 40
@@ -130,3 +128,16 @@ def test_each_test_and_plant_that_is_named_is_one() -> None:
     assert not [one for one in named if one not in functions]
     assert not [one for one in plants if f'"{one}"' not in planted]
     assert not [one for one in paths if not (ROOT / one).exists()]
+
+
+def test_each_module_of_tests_and_benches_and_its_flags_are_there() -> None:
+    """As `python -m` and `make bench` are told to start them."""
+    text = "\n".join(path.read_text() for path in PAGES if path.name != "CHANGELOG.md")
+    calls = re.findall(r"python -m ((?:tests|bench)[\w.]*)([^`#\n]*)", text)
+    calls += [("bench", given) for given in re.findall(r'make bench ARGS="([^"]*)"', text)]
+    assert len(calls) > 30
+    for module, given in calls:
+        path = ROOT / module.replace(".", "/")
+        files = sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
+        source = "".join(file.read_text() for file in files)
+        assert not [flag for flag in re.findall(r"--[a-z][a-z-]*", given) if f'"{flag}"' not in source], (module, given)
