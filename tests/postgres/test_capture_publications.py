@@ -238,6 +238,23 @@ def test_a_key_with_a_generated_column_is_none_to_a_log_that_leaves_that_out(new
     assert queue.rows()[-1].source.key == ("id",)
 
 
+def test_a_snapshot_has_the_columns_that_the_log_has(new_database):
+    """PostgreSQL 15 names generated columns in a publication and has none in its log: a target kept what the snapshot had of them."""
+    dsn = new_database()
+    sql(
+        dsn,
+        "CREATE TABLE g (id int PRIMARY KEY, n int, twice int GENERATED ALWAYS AS (n * 2) STORED, m int)",
+        "INSERT INTO g VALUES (1, 1)",
+    )
+    queue = Queue()
+    with running(dsn, Sender(queue)) as run:
+        wait_for(lambda: streaming(queue), run)
+        sql(dsn, "UPDATE g SET n = 2")
+        wait_for(lambda: queue.changes()[-1].op == "commit", run)
+    assert [change.after for change in queue.rows()] == [{"id": 1, "n": n, "m": None} for n in (1, 2)]
+    assert queue.changes()[0].source.tables[0].columns == ("id", "n", "m")
+
+
 def test_a_virtual_column_is_not_told_to_be_published_which_postgresql_does_not_do(new_database):
     """With such a publication it refuses the application's updates of a table whose replica identity is full."""
     dsn = new_database()

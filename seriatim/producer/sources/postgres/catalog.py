@@ -44,6 +44,8 @@ SELECT c.oid, n.nspname, c.relname, c.relreplident, c.relkind, p.rowfilter, grea
                      coalesce(a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1]), false))  -- what it includes is no key
                FROM pg_attribute a LEFT JOIN pg_index i ON i.indexrelid = {_IDENTITY}
               WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attname = ANY (p.attnames)
+                -- PostgreSQL 15 names generated columns as well, and has none in its log
+                AND (a.attgenerated = '' OR current_setting('server_version_num')::int >= 160000)
               ORDER BY a.attnum)
   FROM pg_publication_tables p
   JOIN pg_namespace n ON n.nspname = p.schemaname
