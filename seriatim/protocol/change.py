@@ -104,6 +104,7 @@ class Origin:
         schema: of the table; None where no single table is meant.
         table: the table; None where no single table is meant.
         key: names of the columns that identify a row, see the module's docstring.
+        text_key: those of them that are texts, and tell apart all that is written differently: `1.0` and `1.00`.
         is_snapshot: part of a snapshot. (``snapshot`` in the JSON.)
         unchanged: columns absent from ``after`` because their stored value was not touched.
         tables: of a snapshot_begin or a truncate.
@@ -123,6 +124,7 @@ class Origin:
     schema: str | None = None
     table: str | None = None
     key: tuple[str, ...] = ()
+    text_key: tuple[str, ...] = ()
     is_snapshot: bool = False
     unchanged: tuple[str, ...] = ()
     tables: tuple[Table, ...] = ()
@@ -183,6 +185,8 @@ def _encode_origin(origin: Origin) -> dict[str, object]:
         source["schema"] = origin.schema
         source["table"] = origin.table
         source["key"] = origin.key
+    if origin.text_key:
+        source["text_key"] = origin.text_key
     if origin.tables:
         source["tables"] = [encode_table(table) for table in origin.tables]
         source["cascade"] = origin.cascade
@@ -227,6 +231,7 @@ def _decode_origin(source: dict[str, Any]) -> Origin:
             source["schema"],
             source["table"],
             tuple(source["key"]),
+            tuple(source.get("text_key", ())),
             source.get("snapshot", False),
             tuple(source.get("unchanged", ())),
             replicated_from=source.get("origin"),

@@ -301,6 +301,7 @@ def test_images_keys_and_types_are_lossless(new_database):
     assert (update.after["id"], update.after["b"]) == (3, None)
     assert delete.before == {"id": 3, "o d%d": insert.after["o d%d"]}
     assert delete.source.key == ("id", "o d%d")
+    assert [row.source.text_key for row in (snapshot, insert, update, delete)] == [("o d%d",)] * 4
     full = rows[5]
     assert full.before == {"id": 1, "n": "0.1", "big": "x" * 9000}
     assert full.after == {"id": 1, "n": "0.2", "big": "x" * 9000}

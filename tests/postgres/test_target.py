@@ -67,11 +67,11 @@ pytestmark = [pytest.mark.postgres, pytest.mark.timeout(600)]
 QUEUE = 7
 
 
-def transaction(first: int, *steps: tuple, table: str = "keyed", key=("id",)) -> list[ChangeRow]:
+def transaction(first: int, *steps: tuple, table: str = "keyed", key=("id",), text_key=()) -> list[ChangeRow]:
     """Steps are (op, before, after) or (op, before, after, unchanged)."""
 
     def row(place, op, before=None, after=None, unchanged=(), **extra) -> ChangeRow:
-        named = ("public", table, tuple(key)) if op in "cud" else (None, None, ())
+        named = ("public", table, tuple(key), tuple(text_key)) if op in "cud" else (None, None, ())
         origin = Origin("db", "slot", 100, place, 5, *named, unchanged=tuple(unchanged), **extra)
         return ChangeRow(first + place, encode(Change(op, before, after, origin, 1)))
 
@@ -1115,6 +1115,35 @@ def test_a_row_whose_key_is_of_another_type_at_the_source_takes_no_other_ones_pl
     end = apply(end, *(("d", row, None) for row in first), *(("c", None, row) for row in second))
     end = apply(end, *(("u", row, {**row, "id": held}) for row in second))
     end = apply(end, *(step for row in first for step in (("d", row, None), ("c", None, {**row, "n": 4}))))
+    assert fetch(dsn, "SELECT n, count(*) FROM strict GROUP BY 1") == [(4, count)]
+
+
+@pytest.mark.parametrize("count", [1, BULK_FROM * 2])
+@pytest.mark.parametrize(
+    ("kind", "held", "other"),
+    [*OF_ANOTHER_TYPE, ("inet", "10.0.0.1", "10.0.0.1/32"), ("integer[]", "{1}", "{01}"), ("once", "(1)", "(01)")],
+)
+def test_a_row_whose_key_is_a_text_at_the_source_takes_no_other_ones_place_however_it_is_written(
+    target, dsn, kind, held, other, count
+) -> None:
+    """The second one, written as the target's type writes it, took the place of the first without a word."""
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE TYPE once AS (n int)")
+        connection.execute(f"CREATE TABLE strict (id {kind}, place int, n int, PRIMARY KEY (id, place))")
+
+    def apply(start: int, *steps: tuple) -> int:
+        return applied(target, start, *steps, table="strict", key=("id", "place"), text_key=("id",))
+
+    first, second = ([{"id": key, "place": place, "n": 1} for place in range(count)] for key in (other, held))
+    end = apply(0, *(("c", None, row) for row in first))
+    end = apply(end, *(("u", None, {**row, "n": 2}) for row in first))
+    with pytest.raises(ApplyFailed, match="duplicate key value") as refused:
+        apply(end, *(("c", None, row) for row in second))
+    assert (refused.value.details["key"], refused.value.details["offset"]) == ((held, 0), end + 1)
+    # Where the other one has gone, and where one is the other one.
+    end = apply(end, *(("d", row, None) for row in first), *(("c", None, row) for row in second))
+    end = apply(end, *(("u", row, {**row, "id": other}) for row in second))
+    apply(end, *(step for row in first for step in (("d", row, None), ("c", None, {**row, "n": 4}))))
     assert fetch(dsn, "SELECT n, count(*) FROM strict GROUP BY 1") == [(4, count)]
 
 

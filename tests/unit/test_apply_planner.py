@@ -415,6 +415,36 @@ def test_what_is_beneath_a_domain_says_what_it_holds() -> None:
         plan(rows, 0, {KEYED: shape})
 
 
+def test_a_row_that_comes_overwrites_none_where_the_key_is_a_text_at_the_source_alone() -> None:
+    """`1.0` and `1.00` are two rows there, and one key of a number: the second one took the place of the first."""
+    columns = {"id": "numeric(9,2)", "code": "integer", "note": "text"}
+    shape = replace(SHAPES[KEYED], columns=columns)
+    unique = replace(SHAPES[UNIQUE], columns=columns)
+
+    def put(text_key, kind="numeric(9,2)", beneath=None):
+        known = {"columns": {**columns, "id": kind}, "beneath": {"id": beneath} if beneath else {}}
+        made = [row(1, "c", after={"id": "1.00"}, text_key=text_key),
+                row(2, "c", after={"id": "7.00", "code": 1}, name=UNIQUE, text_key=text_key),
+                row(3, "u", after={"id": "7.00", "code": 2}, name=UNIQUE, text_key=text_key)]  # fmt: skip
+        shapes = {KEYED: replace(shape, **known), UNIQUE: replace(unique, **known)}
+        (segment,) = plan([row(0, "begin"), *made, commit(4, 3)], 0, shapes).segments
+        (table,) = segment.collapsed
+        assert table.key == segment.steps[0].key
+        return table.key
+
+    assert (put(()), put(("id",))) == (("id",), ())
+    for kind in ("text", "character varying(9)", "citext", "ext.citext", "name"):
+        assert put(("id",), kind) == ("id",)
+    assert (put(("id",), "code", "text"), put(("id",), "code", "numeric(9,2)")) == (("id",), ())
+
+
+def test_a_key_that_becomes_a_text_within_a_micro_batch_is_not_collapsed() -> None:
+    rows = [row(0, "begin"), row(1, "c", after={"id": "1.00"}), row(2, "c", after={"id": "2.00"}, text_key=("id",))]
+    shape = replace(SHAPES[KEYED], columns={**SHAPES[KEYED].columns, "id": "numeric(9,2)"})
+    (segment,) = plan([*rows, commit(3, 2)], 0, {KEYED: shape}).segments
+    assert [step.key for step in segment.steps] == [("id",), ()]
+
+
 def test_what_the_target_makes_itself_it_is_not_told() -> None:
     """Nor is a row found by it, nor by what two rows may share within a transaction, nor by a column that the source hasn't."""
     rows = [

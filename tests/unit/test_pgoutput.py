@@ -223,6 +223,23 @@ def test_a_row_that_an_update_brought_in_without_all_its_values_is_a_gap() -> No
         change_of(relation(b"d", ID, NOTE, keys=1), b"IN" + image(b"1", b"u"))
 
 
+def test_a_row_says_which_columns_of_its_key_are_texts() -> None:
+    """In the log and in a snapshot: to a target whose column isn't one, two texts may be one key."""
+    columns = (ID, NOTE, (b"code", 1043), (b"at", 1114), (b"more", 25))
+    rows = []
+    for identity, keys in ((b"d", 4), (b"f", 5)):
+        described, following = relation(identity, *columns, keys=keys), new()
+        following.feed(BEGIN)
+        following.feed(described)
+        logged = following.feed(b"I" + struct.pack(">I", 5) + b"N" + image(b"1", b"a", b"b", b"c", b"d"))
+        writer = SnapshotWriter(db="d", slot="s", consistent_point=0x2000, ts_ms=7)
+        copied = writer.table(pgoutput.read_relation(described)).row(b"1\ta\tb\tc\td")
+        rows += [decode(one.value) for one in (logged, copied) if one is not None]
+    assert [change.source.text_key for change in rows] == [("note", "code")] * 2 + [()] * 2
+    assert [change.source.key for change in rows] == [("id", "note", "code", "at")] * 2 + [()] * 2
+    assert [encode(change) for change in rows] == [encode(decode(encode(change))) for change in rows]
+
+
 def test_a_boolean_is_one() -> None:
     described = relation(b"d", ID, (b"is_on", 16), keys=1)
     rows = [change_of(described, b"IN" + image(b"1", sent))["after"] for sent in (b"t", b"f")]

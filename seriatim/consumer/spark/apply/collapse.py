@@ -10,7 +10,8 @@ be the one of an earlier change, or of the target, under another name: a row tha
 
 A row that the changes themselves brought, of a source that names no key, is inserted: were there another one of its key in the target, which the
 source doesn't rule out, that one would be overwritten; and one that they took away again is none of the target's rows. So is one whose key is
-spelled as the target's type spells none: the source's column has another type, and may have another row that the target has under this key.
+spelled as the target's type spells none: the source's column has another type, and may have another row that the target has under this key. And so is
+each row of a source whose column is one of texts, where the target's is of none.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import NamedTuple, TypeAlias
 from seriatim.consumer.spark.apply.errors import BrokenStream
 from seriatim.consumer.spark.apply.plan import Rows, TableChanges, Values
 from seriatim.consumer.spark.apply.shape import TableShape
-from seriatim.consumer.spark.apply.spelling import comes_otherwise, spelled
+from seriatim.consumer.spark.apply.spelling import comes_otherwise, rewrites, spelled
 from seriatim.protocol.change import Change, Row, Value
 
 Entry: TypeAlias = tuple[int, Change]
@@ -56,11 +57,14 @@ def collapse(shape: TableShape, entries: Sequence[Entry]) -> tuple[TableChanges,
         return _only_inserts(shape, entries)
     types = tuple([shape.columns[name] for name in key])
     others = shape.other_unique(frozenset(key))
-    states = _States(projection(key), spelled(types), comes_otherwise(types), others, finds_rows=bool(named))
+    text_key = first.source.text_key
+    overwrites = bool(named) and not rewrites(shape, text_key)
+    states = _States(projection(key), spelled(types), comes_otherwise(types), others, bool(named), overwrites)
     offset = entries[0][0]
     try:
         for offset, change in entries:
-            if change.source.key != named or not states.take(offset, change):
+            source = change.source
+            if source.key != named or source.text_key != text_key or not states.take(offset, change):
                 return None
     except KeyError as error:
         if not named:
@@ -74,8 +78,8 @@ class _States:
     """The last state of each key that changes were about, in the order of these changes.
 
     values_of: the key of an image. are_spelled: whether a key's values are spelled as their types spell them. others: the other unique rules.
-    comes_otherwise: as `spelling` has it. all_are: whether all keys so far were spelled so. finds_rows: whether a row of a key that is put in may be
-    there already: it is to be overwritten then.
+    comes_otherwise: as `spelling` has it. all_are: whether all keys so far were spelled so. finds_rows: whether the source names the key. overwrites:
+    whether a row of a key that is put in may be there already: it is to be overwritten then.
     """
 
     values_of: Callable[[Row], Values]
@@ -83,6 +87,7 @@ class _States:
     comes_otherwise: Callable[[Values], bool]
     others: Unique
     finds_rows: bool
+    overwrites: bool
     last: dict[Values, _Last] = field(default_factory=dict)
     all_are: bool = True
 
@@ -129,7 +134,7 @@ class _States:
             self.last[key] = _Last(offset, None)
 
     def _may_overwrite(self, key: Values) -> bool:
-        return self.finds_rows and (self.all_are or not self.comes_otherwise(key))
+        return self.overwrites and (self.all_are or not self.comes_otherwise(key))
 
     def _look(self, key: Values) -> None:
         self.all_are = self.all_are and self.are_spelled(key)

@@ -3,6 +3,7 @@
 A type takes more than it gives: `5`, `5.0` and `5.00` are one numeric(9,2), which writes `5.00`. Where `ALTER TABLE` gave a key's column another
 type, the log writes one row's key in two ways, and the target, whose column has one type at a time, takes both for the same.
 Of values that are spelled as the target's type spells them, different ones are different keys. All others may be the same.
+A record says which of its key's columns are texts at the source: there `5.00` may be another row than the `5.0` that the target writes as `5.00`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from functools import lru_cache
 from typing import Final
 
 from seriatim.consumer.spark.apply.plan import Values
+from seriatim.consumer.spark.apply.shape import TableShape
 from seriatim.protocol.change import Value
 
 _JSON: Final = {"smallint": int, "integer": int, "bigint": int, "boolean": bool}
@@ -32,6 +34,8 @@ _SPELLINGS: Final = {
     "bytea": r"\\x([0-9a-f]{2})*",
 }
 """For types whose equality is of the whole value, each text that they write; types that aren't here may write anything."""
+_keeps_texts = re.compile(r'text|character varying(\(\d+\))?|name|"char"|bpchar|(.*\.)?citext').fullmatch
+"""Types that write each text as it came, or refuse it. An enum is one, too, but not by its name."""
 _match_length = re.compile(r"(character|character varying)\((\d+)\)").fullmatch
 _match_scale = re.compile(r"numeric\(\d+,(\d+)\)").fullmatch
 
@@ -61,6 +65,12 @@ def comes_otherwise(type_names: tuple[str, ...]) -> Callable[[Values], bool]:
     strict = [place for place, type_name in enumerate(type_names) if not is_loose(type_name)]
     are_spelled = spelled([type_names[place] for place in strict])
     return lambda values: not are_spelled(tuple([values[place] for place in strict]))
+
+
+def rewrites(shape: TableShape, text_key: Iterable[str]) -> bool:
+    """Whether two texts of the source's key may be one key of the target, however they are spelled: its column is none of texts."""
+    kinds = [shape.beneath.get(name, shape.columns[name]) for name in text_key]
+    return not all(isinstance(kind, str) and _keeps_texts(kind) for kind in kinds)
 
 
 def _check(type_name: str) -> Callable[[Value], bool]:

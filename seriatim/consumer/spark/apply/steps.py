@@ -7,8 +7,8 @@ from seriatim.consumer.spark.apply.collapse import written
 from seriatim.consumer.spark.apply.errors import BrokenStream
 from seriatim.consumer.spark.apply.plan import Step, Values
 from seriatim.consumer.spark.apply.shape import TableShape
-from seriatim.consumer.spark.apply.spelling import comes_otherwise
-from seriatim.protocol.change import Change, Row
+from seriatim.consumer.spark.apply.spelling import comes_otherwise, rewrites
+from seriatim.protocol.change import Change, Origin, Row
 
 
 def step(shape: TableShape, offset: int, change: Change) -> Step:
@@ -19,7 +19,7 @@ def step(shape: TableShape, offset: int, change: Change) -> Step:
         if after is None:
             return removal(shape, offset, key, before or {})
         if change.op != "u":
-            return put(shape, offset, _overwritten(shape, change.source.key, after), after)
+            return put(shape, offset, _overwritten(shape, change.source, after), after)
         columns = written(shape, after)
         values = _values(columns, after)
         if key:
@@ -33,10 +33,11 @@ def step(shape: TableShape, offset: int, change: Change) -> Step:
         raise BrokenStream(f"{shape.name}: no value for key column {error}", offset) from error
 
 
-def _overwritten(shape: TableShape, key: tuple[str, ...], row: Row) -> tuple[str, ...]:
-    """The key whose row may be overwritten by one that comes: none, where that is spelled as the target's type spells no key."""
+def _overwritten(shape: TableShape, source: Origin, row: Row) -> tuple[str, ...]:
+    """The key whose row may be overwritten by one that comes: none, where the source's column has another type, and may have another row there."""
+    key = source.key
     comes = comes_otherwise(tuple([shape.columns[name] for name in key]))
-    return () if comes(_values(key, row)) else key
+    return () if rewrites(shape, source.text_key) or comes(_values(key, row)) else key
 
 
 def put(shape: TableShape, offset: int, key: tuple[str, ...], row: Row) -> Step:

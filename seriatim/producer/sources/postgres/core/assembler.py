@@ -317,9 +317,9 @@ class Assembler:
         self._described = relation.oid, self._base_seq | self._number
         if behind == self._described[1]:
             self._note_partition(above, relation)
-        self._writers[relation.oid] = RowWriter(relation)
-        table = self._writers[relation.oid].table
-        row = Origin(self._db, self._slot, 0, 0, schema=table.schema, table=table.name, key=table.key)
+        writer = self._writers[relation.oid] = RowWriter(relation)
+        table = writer.table
+        row = Origin(self._db, self._slot, 0, 0, None, table.schema, table.name, table.key, writer.text_key)
         text = encode(Change("c", None, {}, row, 0))
         self._tails[relation.oid] = text[text.rindex(b',"schema":') : text.rindex(b',"number":')]
 

@@ -22,6 +22,8 @@ Values: TypeAlias = list[bytes | None]
 BOOLEAN_OID: Final = 16
 INTEGER_OIDS: Final = frozenset({20, 21, 23})
 """int8, int2, int4."""
+TEXT_OIDS: Final = frozenset({18, 19, 25, 1043})
+""""char", name, text, varchar. Not char, to which blanks at the end are none, as to a char of a target."""
 
 _NULL_KIND = ord("n")
 _TEXT_KIND = ord("t")
@@ -62,6 +64,7 @@ class RowWriter:
 
     Attributes:
         table: names, key and columns. Its key is empty where the replica identity is full.
+        text_key: those columns of the key that are texts.
     """
 
     def __init__(self, relation: Relation) -> None:
@@ -72,6 +75,7 @@ class RowWriter:
         self._names = columns
         key_positions = [place for place, column in enumerate(relation.columns) if column.is_key]
         self._key_positions = () if relation.identity == "f" else tuple(key_positions)
+        self.text_key = tuple(columns[i] for i in self._key_positions if relation.columns[i].type_oid in TEXT_OIDS)
         self._old_positions = tuple(key_positions)
         self._key_template = object_template(self.table.key)
         head = dump_json(f"{relation.schema}.{relation.name}").replace("%", "%%")

@@ -71,6 +71,7 @@ class SnapshotWriter:
             schema=table.schema,
             table=table.name,
             key=table.key,
+            text_key=writer.text_key,
             is_snapshot=True,
         )
         text = encode(Change("r", None, {}, origin, self._ts_ms))
