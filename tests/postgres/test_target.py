@@ -925,7 +925,7 @@ def test_a_table_that_a_crash_would_empty_is_refused(target, dsn, made, unlogged
     assert fetch(dsn, "SELECT id FROM forgetful") == [(1,)]
 
 
-RETYPED = {"money", "time", "daterange"}
+RETYPED = {"money", "time", "daterange", "pair", "couple", "couple[]", "nest"}
 """What PostgreSQL alters to no wider type by itself; there is nothing in the column."""
 
 
@@ -949,12 +949,19 @@ RETYPED = {"money", "time", "daterange"}
         ("time", "timestamp", ["2024-01-01 10:00:00", "2024-01-02 10:00:00"]),
         ("time", "timetz", ["10:00:00+00", "10:00:00+01"]),
         ("daterange", "tsrange", ['["2024-01-01 10:00:00",)', '["2024-01-01 11:00:00",)']),
+        ("pair", "wider", ['(1.0010,"a ""b"" (\\\\),")', '(1.0040,"a ""b"" (\\\\),")']),
+        ("couple", "wider", ["(1.0010,)", "(1.0040,)"]),
+        ("couple[]", "wider[]", [r'{"(1.0010,\"a \"\"b\"\"\")"}', r'{"(1.0040,\"a \"\"b\"\"\")"}']),
+        ("nest", "wider_nest", ['("{""(1.0010,x)""}")', '("{""(1.0040,x)""}")']),
     ],
 )
 def test_keys_that_the_target_would_round_are_refused_until_it_holds_them(target, dsn, kind, wide, keys) -> None:
     """They were one row."""
     with psycopg.connect(dsn) as connection:
         connection.execute("CREATE DOMAIN price AS numeric(9,2); CREATE DOMAIN dearer AS price CHECK (value > 0)")
+        connection.execute("CREATE TYPE pair AS (n price, t text); CREATE TYPE wider AS (n numeric(9,4), t text)")
+        connection.execute("CREATE DOMAIN couple AS pair; CREATE TYPE nest AS (p couple[])")
+        connection.execute("CREATE TYPE wider_nest AS (p wider[])")
         connection.execute(f"CREATE TABLE widened (id {kind} PRIMARY KEY)")
         assert connection.execute(f"SELECT %s::text::{kind} = %s::text::{kind}", keys).fetchone() == (True,)
     changes = [("c", None, {"id": key}) for key in keys]

@@ -17,7 +17,7 @@ from seriatim.consumer.spark.apply.errors import (
 )
 from seriatim.consumer.spark.apply.plan import ChangeRow
 from seriatim.consumer.spark.apply.planner import Unfinished, plan, plan_part
-from seriatim.consumer.spark.apply.shape import TableName
+from seriatim.consumer.spark.apply.shape import ArrayType, RowType, TableName
 from seriatim.protocol.change import Change, Origin, Table, encode
 from seriatim.protocol.postgres import OWN_SCHEMA
 from tests.property.change_strategies import KEYED, KEYLESS, SHAPES, SHARED, UNIQUE
@@ -406,6 +406,41 @@ def test_a_text_that_is_of_no_key_is_not_looked_at() -> None:
     assert rounding_columns(shape) == []
     (found,) = rounding_columns(replace(shape, unique=(None, frozenset({"id", "note"}))))
     assert found.column == "note"
+
+
+PAIR = RowType(("numeric(9,2)", "text"))
+COMPOSITES = [
+    (PAIR, ["", "(,)", '(1.00,"a,(""\\\\1.001")', '(,"1.001")'], ["(1.001,)", '(1.001,"a")']),
+    (ArrayType(PAIR), ["{}", "{NULL}", '{"(1.0,a)"}', '{(1),"(1,1.001)"}'], ['{"(1.001,a)"}', "{NULL,(1.001)}"]),
+    (RowType(("text", PAIR)), ['(1.001,"(1.00,1.001)")'], ['(a,"(1.001,""a """"b"")")']),
+    (
+        RowType(("text", ArrayType(PAIR))),
+        [r'(1.001,"{""(1.00,\\""x\\"")""}")'],
+        [r'(,"{""(1.00,\\""x\\"")"",""(1.001,\\""x\\"")""}")'],
+    ),
+    (RowType(("numeric(9,2)[]", "timestamp(0) without time zone")), ['("{1.00,1}","2024-01-01 00:00:00")'],
+     ['("{1,1.001}",)', '("{1}","2024-01-01 00:00:00.5")']),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "held", "rounded"), COMPOSITES)
+def test_a_field_of_a_composite_value_that_the_target_would_round_is_refused(kind, held, rounded) -> None:
+    shape = replace(SHAPES[KEYED], columns={**SHAPES[KEYED].columns, "note": "made"}, beneath={"note": kind})
+    for value in [*held, *rounded]:
+        rows = [row(0, "begin"), row(1, "c", after={"id": 1, "note": value}), commit(2, 1)]
+        if value in held:
+            assert plan(rows, 0, {KEYED: shape}).changes == 1, value
+        else:
+            with pytest.raises(NarrowColumn, match="is made, which holds fewer digits, fields"):
+                plan(rows, 0, {KEYED: shape})
+
+
+def test_a_composite_value_is_not_looked_at_where_its_type_loses_nothing() -> None:
+    """Nor a text in it, where it is of no key."""
+    columns = {**SHAPES[KEYED].columns, "note": "made"}
+    for kind in (RowType(("text", "integer")), RowType(("character varying(3)",)), ArrayType(RowType(("date[]",)))):
+        shape = replace(SHAPES[KEYED], columns=columns, beneath={"note": kind})
+        assert len(rounding_columns(shape)) == ("date" in str(kind))
 
 
 def test_what_is_beneath_a_domain_says_what_it_holds() -> None:

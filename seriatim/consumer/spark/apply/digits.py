@@ -4,20 +4,21 @@ Where `ALTER TABLE` gave a column of the source more of them, PostgreSQL rounds 
 what that has no place for (an `interval hour` minutes, a `time` the day, a `timestamp` the zone), and cuts off blanks, though of a text nothing else,
 that are beyond its length: in a key two rows become one. What comes without a zone it takes to be in UTC, whatever it was at the source. A record
 doesn't tell its columns' types, so each value of a type that does such is looked at; digits that are zero count for none. Of texts only those of
-keys are: there are many others, and to look at all takes as long as a third of the plan.
+keys are: there are many others, and to look at all takes as long as a third of the plan. A composite value is taken apart, as arrays of such are, if
+the target's type has a field of such a type.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache, partial
 from math import isfinite
 from struct import pack, unpack
 from typing import Final, NamedTuple, TypeAlias
 
-from seriatim.consumer.spark.apply.shape import TableShape
+from seriatim.consumer.spark.apply.shape import Kind, RowType, TableShape
 
 Holds: TypeAlias = Callable[[str], object]
 """Whether a column holds all of a value, as the log writes it: truthy if it does, or if PostgreSQL refuses the value by itself."""
@@ -55,6 +56,10 @@ _match_length = re.compile(rf"{_TEXT}\((\d+)\)").fullmatch
 _search_blank = re.compile(r' (?:["\n]|\Z)').search
 _elements = re.compile(r'[^{},"]+').findall
 _replace_escapes = re.compile(r"\\.", re.DOTALL).sub
+_match_fields = re.compile(r'[(,](?:"((?:[^"\\]|""|\\\\)*)"|([^,)]*))').finditer
+_replace_doubled = re.compile(r'(["\\])\1').sub
+_rows = re.compile(r'"((?:[^"\\]|\\.)*)"|(\([^{}"]*\))', re.DOTALL).findall
+"""Of an array: a composite value in quotes, with escapes, or one that needs none."""
 
 
 class Rounding(NamedTuple):
@@ -70,21 +75,42 @@ class Rounding(NamedTuple):
 
 def rounding_columns(shape: TableShape) -> list[Rounding]:
     """Columns that may round what is written to them."""
-    kinds = {name: shape.beneath.get(name, kind) for name, kind in shape.columns.items() if name not in shape.generated}
     of_keys = frozenset[str]().union(*filter(None, shape.unique))
-    found = [(name, _rounding(kind)) for name, kind in kinds.items() if name in of_keys or not kind.startswith(_TEXT)]
+    kinds = {name: shape.beneath.get(name, kind) for name, kind in shape.columns.items() if name not in shape.generated}
+    found = [(name, _rounding(kind, is_of_key=name in of_keys)) for name, kind in kinds.items()]
     return [Rounding(name, *rounding) for name, rounding in found if rounding is not None]
 
 
 @lru_cache(1024)
-def _rounding(type_name: str) -> tuple[Callable[[str], object], Holds] | None:
+def _rounding(kind: Kind, *, is_of_key: bool) -> tuple[Callable[[str], object], Holds] | None:
     """Of a type: `search` and `holds`."""
-    if type_name.endswith("[]"):
-        of_elements = _rounding(type_name.removesuffix("[]"))
-        if of_elements is None:
-            return None
-        search, holds = of_elements
-        return search, lambda text: all(map(holds, _elements(_replace_escapes("?", text))))
+    if isinstance(kind, RowType):
+        fields = [_rounding(field, is_of_key=is_of_key) for field in kind.fields]
+        return (bool, partial(_holds_fields, [field and field[1] for field in fields])) if any(fields) else None
+    if isinstance(kind, str) and not kind.endswith("[]"):
+        return _scalar(kind) if is_of_key or not kind.startswith(_TEXT) else None
+    element, elements = (kind[:-2], _elements_of) if isinstance(kind, str) else (kind.element, _rows_of)
+    of_elements = _rounding(element, is_of_key=is_of_key)
+    if of_elements is None:
+        return None
+    search, holds = of_elements
+    return search, lambda text: all(map(holds, elements(text)))
+
+
+def _elements_of(text: str) -> list[str]:
+    return _elements(_replace_escapes("?", text))
+
+
+def _rows_of(text: str) -> list[str]:
+    return [plain or _replace_escapes(lambda found: found[0][1], quoted) for quoted, plain in _rows(text)]
+
+
+def _holds_fields(fields: Sequence[Holds | None], text: str) -> bool:
+    values = (_replace_doubled(r"\1", found[1]) if found[1] is not None else found[2] for found in _match_fields(text))
+    return all(holds is None or not value or holds(value) for holds, value in zip(fields, values, strict=False))
+
+
+def _scalar(type_name: str) -> tuple[Callable[[str], object], Holds] | None:
     if found := _match_numeric(type_name):
         return _numeric(int(found[1]))
     if type_name == "money":

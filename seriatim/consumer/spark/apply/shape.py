@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from seriatim.protocol.change import Change
 
@@ -20,12 +20,30 @@ class TableName(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class RowType:
+    """A composite type."""
+
+    fields: tuple[Kind, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayType:
+    """An array of a composite type."""
+
+    element: Kind
+
+
+Kind: TypeAlias = str | RowType | ArrayType
+"""A type as SQL spells it, unless there is a composite one in it. It is no domain."""
+
+
+@dataclass(frozen=True, slots=True)
 class TableShape:
     """A target table as far as order and keys are concerned.
 
     columns: type of each column as SQL spells it, in the table's order.
     primary_key: its columns in the key's order; empty where there is none.
-    beneath: of columns of a domain, or of an array of one, the type that is beneath it; as far as it was asked for.
+    beneath: of columns with a domain or a composite type in theirs, what that is made of; as far as it was asked for.
     generated: columns whose values the target makes itself; they are never written.
     unique: the columns of each unique rule, the primary key among them; None for one that isn't a plain list of columns (expression, predicate,
         exclusion constraint), and for those that only partitions have, or that aren't valid yet. A key WITHOUT OVERLAPS is one: no two rows have the same.
@@ -52,7 +70,7 @@ class TableShape:
     operators: Mapping[str, str] = field(default_factory=dict)
     enums: Mapping[str, str] = field(default_factory=dict)
     coarse: frozenset[str] = frozenset()
-    beneath: Mapping[str, str] = field(default_factory=dict, compare=False)
+    beneath: Mapping[str, Kind] = field(default_factory=dict, compare=False)
 
     def key_for(self, change: Change) -> tuple[str, ...]:
         """The columns that identify a row: those the change names, else the target's own primary key, else none.

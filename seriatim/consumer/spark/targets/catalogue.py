@@ -9,19 +9,14 @@ from typing import Any
 import psycopg
 
 from seriatim.consumer.spark.apply.errors import quote
-from seriatim.consumer.spark.apply.shape import TableName, TableShape
+from seriatim.consumer.spark.apply.shape import ArrayType, Kind, RowType, TableName, TableShape
 
-_DOMAINS = b"""
-WITH RECURSIVE domain AS (
-     SELECT oid, typarray, typbasetype AS kind, typtypmod AS modifier FROM pg_type WHERE typtype = 'd'
+_TABLES = b"""
+WITH RECURSIVE domain AS (  -- what is beneath each, which may be a domain
+     SELECT oid, typbasetype AS kind FROM pg_type WHERE typtype = 'd'
       UNION ALL
-     SELECT d.oid, d.typarray, t.typbasetype, t.typtypmod FROM domain d JOIN pg_type t ON t.oid = d.kind AND t.typtype = 'd')
-"""
-"""What is beneath each domain, which may be a domain."""
-
-_TABLES = (
-    _DOMAINS
-    + b""", equal AS MATERIALIZED (  -- of types that extensions bring
+     SELECT d.oid, t.typbasetype FROM domain d JOIN pg_type t ON t.oid = d.kind AND t.typtype = 'd'),
+     equal AS MATERIALIZED (  -- of types that extensions bring
      SELECT o.oid AS class, format('OPERATOR(%%I.%%s)', s.nspname, e.oprname) AS operator
        FROM pg_opclass o JOIN pg_am m ON m.oid = o.opcmethod AND m.amname = 'btree'
        JOIN pg_amop p ON p.amopfamily = o.opcfamily AND p.amopstrategy = 3
@@ -68,21 +63,29 @@ SELECT n.nspname, c.relname, c.relkind = 'p',
  WHERE c.relkind IN ('r', 'p') AND c.relpersistence <> 't'
    AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast', 'seriatim_replay')
 """
-)
 
 _NAMED = b"   AND (n.nspname, c.relname) IN (SELECT * FROM unnest(%s::text[], %s::text[]))"
 """Behind _TABLES: of tables of these schemas and names alone."""
 
-_BENEATH = (
-    _DOMAINS
-    + b"""
-SELECT n.nspname, c.relname, json_object_agg(a.attname, format_type(d.kind, d.modifier) || one.ending)
-  FROM domain d JOIN pg_type t ON t.oid = d.kind AND t.typtype <> 'd', LATERAL (VALUES (d.oid, ''), (d.typarray, '[]')) one(kind, ending)
-  JOIN pg_attribute a ON a.atttypid = one.kind AND a.attnum > 0 AND NOT a.attisdropped
-  JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+_MADE = b"""
+SELECT t.oid::bigint, t.typarray::bigint, t.typtype = 'c',
+       CASE t.typtype WHEN 'd' THEN json_build_array(json_build_array(t.typbasetype::bigint, format_type(t.typbasetype, t.typtypmod)))
+                      ELSE (SELECT coalesce(json_agg(json_build_array(a.atttypid::bigint, format_type(a.atttypid, a.atttypmod)) ORDER BY a.attnum), '[]')
+                              FROM pg_attribute a WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped) END
+  FROM pg_type t
+ WHERE t.typtype = 'd'
+    OR t.typtype = 'c' AND (t.oid IN (SELECT atttypid FROM pg_attribute WHERE attnum > 0) OR t.typarray IN (SELECT atttypid FROM pg_attribute WHERE attnum > 0)
+                            OR t.oid IN (SELECT typbasetype FROM pg_type) OR t.typarray IN (SELECT typbasetype FROM pg_type))
+"""
+"""Domains, and composite types that something is of (each table is one): what each is made of."""
+
+_OF_MADE = b"""
+SELECT n.nspname, c.relname, json_object_agg(a.attname, a.atttypid::bigint)
+  FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind IN ('r', 'p') AND a.attnum > 0 AND NOT a.attisdropped AND a.atttypid = ANY (%s::bigint[]::oid[])
  GROUP BY 1, 2
 """
-)
+"""Columns of such a type, or of an array of one."""
 
 _ABOVE = b"""
 SELECT n.nspname, c.relname
@@ -113,11 +116,24 @@ def read_shapes(
 
 
 def read_beneath(connection: psycopg.Connection[Any], shapes: dict[TableName, TableShape]) -> None:
-    """Add to the shapes what is beneath domains: what a plan is made with, and nobody else needs."""
-    for schema, table, kinds in connection.execute(_BENEATH).fetchall():
+    """Add to the shapes what domains and composite types are made of: what a plan is made with, and nobody else needs."""
+    rows = connection.execute(_MADE).fetchall()
+    made = {oid: (is_row, parts) for oid, _, is_row, parts in rows}
+    elements = {array: oid for oid, array, *_ in rows if array}
+
+    def kind(oid: int, spelled: str = "") -> Kind:
+        if oid in elements:
+            element = kind(elements[oid])
+            return f"{element}[]" if isinstance(element, str) else ArrayType(element)
+        if oid not in made:
+            return spelled
+        is_row, parts = made[oid]
+        return RowType(tuple(kind(*part) for part in parts)) if is_row else kind(*parts[0])
+
+    for schema, table, columns in connection.execute(_OF_MADE, ([*made, *elements],)).fetchall():
         name = TableName(schema, table)
         if name in shapes:
-            shapes[name] = replace(shapes[name], beneath=kinds)
+            shapes[name] = replace(shapes[name], beneath={column: kind(oid) for column, oid in columns.items()})
 
 
 def _shape(row: tuple[Any, ...], *, fires_triggers: bool) -> TableShape:
