@@ -286,6 +286,11 @@ def _check(operation: object, before: object, after: object, origin: Origin, ts_
         malformed("commit without the number of its changes and its end")
 
 
+def format_lsn(lsn: int) -> str:
+    """A log position in PostgreSQL's form."""
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
+
+
 def record_key(schema: str, table: str, key_values: Sequence[Value]) -> bytes:
     """A change record's key: ``["schema.table",value,…]`` as compact JSON, the row's key values in order.
 

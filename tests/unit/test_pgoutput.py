@@ -22,7 +22,6 @@ from seriatim.producer.sources.postgres.core.identity import (
     NUMBER_BITS,
     NUMBER_LIMIT,
     base_seq,
-    format_lsn,
     parse_lsn,
 )
 from seriatim.producer.sources.postgres.core.invariants import broken_order
@@ -32,9 +31,10 @@ from seriatim.producer.sources.postgres.errors import (
     KeylessTable,
     LogTooFar,
     MalformedLog,
+    PartitionUnclear,
     TransactionTooLarge,
 )
-from seriatim.protocol.change import decode, encode
+from seriatim.protocol.change import decode, encode, format_lsn
 from tests.changes import key_of
 
 TRACES = Path(__file__).parent / "test_pgoutput_traces"
@@ -216,6 +216,32 @@ def test_what_an_update_left_out_is_taken_from_the_old_row_unless_that_tells_not
     assert emptied["after"] == {"id": 2, "note": None}
     by_key = change_of(relation(b"d", ID, NOTE, keys=1), b"UN" + image(b"1", b"u"))
     assert by_key == {"before": None, "after": {"id": 1}, "unchanged": ["note"]}
+
+
+def test_what_may_be_of_a_partition_whose_identity_is_too_little_is_told_by_a_stream_that_begins_with_it() -> None:
+    """There the partition is described only if the transaction has rows of it."""
+    begins = [struct.pack(">cQqI", b"B", lsn, 0, 7) for lsn in (64, 128)]
+    ended = struct.pack(">cBQQq", b"C", 0, 64, 96, 0)
+    above = relation(b"d", ID, NOTE, keys=1)
+    blind = b"R" + struct.pack(">I", 6) + b"public\0z1\0" + relation(b"i", NOTE, ID, keys=1)[14:]
+    inserted, updated = (kind + struct.pack(">I", 5) + b"N" + image(b"1", b"x") for kind in (b"I", b"U"))
+    following = new()
+    for data in (begins[0], above, blind, inserted, ended, begins[1]):
+        following.feed(data)
+    last = following.last_seq
+    for _ in range(2):
+        with pytest.raises(PartitionUnclear, match="read again"):
+            following.feed(updated)
+    assert (following.last_seq, following.confirmable(last - 1), following.read_again()) == (last, 64, 128)
+    for described, is_told in (((above,), True), ((above, blind), False)):
+        again = new(mark=last)
+        for data in (begins[1], *described):
+            again.feed(data)
+        if is_told:
+            assert again.feed(updated) is not None
+        else:
+            with pytest.raises(CaptureGap, match="doesn't tell the rows of that apart"):
+                again.feed(updated)
 
 
 def test_a_row_that_an_update_brought_in_without_all_its_values_is_a_gap() -> None:

@@ -19,7 +19,7 @@ import psycopg
 from seriatim.producer.sources.postgres import catalog
 from seriatim.producer.sources.postgres.attendant import Attendant
 from seriatim.producer.sources.postgres.core.assembler import Assembler, Outgoing
-from seriatim.producer.sources.postgres.core.identity import Server, base_seq, format_lsn, source_name
+from seriatim.producer.sources.postgres.core.identity import Server, base_seq, source_name
 from seriatim.producer.sources.postgres.core.naming import check_slot, snapshot_slot
 from seriatim.producer.sources.postgres.core.resume import GiveUpSlot, Stream, TakeSnapshot, gap, plan
 from seriatim.producer.sources.postgres.core.snapshot import SnapshotWriter
@@ -28,6 +28,7 @@ from seriatim.producer.sources.postgres.errors import (
     CaptureRefused,
     KeylessTable,
     LogUnreadable,
+    PartitionUnclear,
     ResumePointUnknown,
     SlotBusy,
     SlotForeign,
@@ -40,7 +41,7 @@ from seriatim.producer.sources.postgres.replication import SILENCE_S, Connection
 from seriatim.producer.sources.postgres.sender import Deposed, OrderedSender
 from seriatim.protocol import log
 from seriatim.protocol.batch import MAX_RECORD_BYTES
-from seriatim.protocol.change import decode
+from seriatim.protocol.change import decode, format_lsn
 from seriatim.protocol.errors import RecordTooLarge
 from seriatim.protocol.flag import Flag
 from seriatim.protocol.postgres import in_a_line
@@ -49,6 +50,8 @@ _log = log.logger("capture")
 _POLL_S: Final = 0.1
 _ACKNOWLEDGED_POLL_S: Final = 0.01
 _TELL_EVERY_S: Final = 1.0
+_MOVED_S: Final = 10.0
+"""A server that reads what it was told takes less."""
 _PATIENCE_S: Final = 30.0
 """Who is elected and can't connect to the database for so long lets another instance go first: it may be its own path that is cut."""
 _READ_TRIES: Final = 10
@@ -387,7 +390,11 @@ class PostgresCapture:
                 raise Deposed
             for message in replication.receive(_POLL_S, self._silence_s):
                 if isinstance(message, Data):
-                    outgoing = self._feed(connection, assembler, message.payload)
+                    try:
+                        outgoing = self._feed(connection, assembler, message.payload)
+                    except PartitionUnclear:
+                        self._read_again(connection, assembler, replication, step)
+                        raise
                     if outgoing is not None:
                         self._send(outgoing, step.source)
                 else:
@@ -411,6 +418,23 @@ class PostgresCapture:
     def _confirm(self, assembler: Assembler, replication: ReplicationConnection, step: Stream) -> None:
         acknowledged = max(step.mark, self._sender.acknowledged(step.source))
         replication.report(assembler.confirmable(acknowledged))
+
+    def _read_again(
+        self, connection: Connection, assembler: Assembler, replication: ReplicationConnection, step: Stream
+    ) -> None:
+        """Have the next stream begin with the open transaction."""
+        if assembler.last_seq > step.mark:
+            self._wait_for_acknowledgement(step.source, assembler.last_seq)
+        position = assembler.read_again()
+        replication.report(position)
+        replication.send_status()
+        # The server may not have read that yet when it learns that the connection has ended.
+        deadline_s = time.monotonic() + _MOVED_S
+        while (slot := catalog.find_slot(connection, self._slot)) is not None and time.monotonic() < deadline_s:
+            if slot.confirmed_lsn is not None and slot.confirmed_lsn >= position:
+                return
+            self._watch()
+            self._stopped.wait(_ACKNOWLEDGED_POLL_S)
 
     def _feed(self, connection: Connection, assembler: Assembler, data: bytes) -> Outgoing | None:
         try:

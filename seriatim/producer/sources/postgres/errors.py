@@ -89,6 +89,13 @@ class LogUnreadable(SourceLost):
     next_step = ""
 
 
+class PartitionUnclear(SourceLost):
+    """It can't be told whether a row is of a partition whose replica identity is too little. A new stream that begins with its transaction tells."""
+
+    code = "partition-unclear"
+    next_step = ""
+
+
 class SourceSilent(SourceLost):
     """The source database's machine is there, and the process that streams says nothing. Another connection may help."""
 

@@ -20,7 +20,7 @@ import psycopg
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from seriatim.producer.sources.postgres.core.identity import Server, format_lsn, parse_lsn
+from seriatim.producer.sources.postgres.core.identity import Server, parse_lsn
 from seriatim.producer.sources.postgres.core.naming import CAPTURE
 from seriatim.producer.sources.postgres.core.pgoutput import POSTGRES_EPOCH_MS
 from seriatim.producer.sources.postgres.core.rows import quote_name
@@ -33,7 +33,7 @@ from seriatim.producer.sources.postgres.errors import (
     SourceLost,
     SourceSilent,
 )
-from seriatim.protocol.change import TEXT_SETTINGS
+from seriatim.protocol.change import TEXT_SETTINGS, format_lsn
 from seriatim.protocol.errors import InvalidArgument
 from seriatim.protocol.postgres import (
     NO_TIMEOUTS,

@@ -11,7 +11,8 @@ at any take-over, and a slot that is further than the queue proves a gap (`resum
 
 Partitions that are published as the table above them. An update comes with an old row where a column of the partition's own replica
 identity changed, so where that lacks a part of the key above, an update of that part comes without. Which partition a row is of nobody
-says; but before its first row, and anew when it was altered, a partition is described, directly behind the table above it.
+says; but before its first row in a stream, and anew when it was altered, a partition is described, directly behind the table above it. So where
+one that lacks such was described for an earlier transaction, a stream that begins with the present one tells whether that has rows of it.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from seriatim.producer.sources.postgres.core import pgoutput
 from seriatim.producer.sources.postgres.core.identity import NUMBER_LIMIT, base_seq, too_large
 from seriatim.producer.sources.postgres.core.resume import gap
 from seriatim.producer.sources.postgres.core.rows import RowWriter, full_identity, has_identity, keyless, quote_name
-from seriatim.producer.sources.postgres.errors import CaptureGap, MalformedLog
-from seriatim.protocol.change import Change, Origin, Table, dump_json, encode
+from seriatim.producer.sources.postgres.errors import CaptureGap, MalformedLog, PartitionUnclear
+from seriatim.protocol.change import Change, Origin, Table, dump_json, encode, format_lsn
 
 _FULL_OLD: Final = ord("O")
 _KEY_OLD: Final = ord("K")
@@ -72,8 +73,8 @@ class Assembler:
         self._writers: dict[int, RowWriter] = {}
         self._accepted: set[tuple[str, str]] = set()
         self._described = (0, -1)  # the relation described last, and the record before it
-        # By the table above: partitions whose replica identity lacks a part of its key.
-        self._blind: dict[int, set[int]] = {}
+        # By the table above: partitions whose replica identity lacks a part of its key, and for which transaction's rows each was described.
+        self._blind: dict[int, dict[int, int]] = {}
         # the open transaction
         self._begin = pgoutput.Begin(0, 0, 0)
         self._base_seq = 0
@@ -95,7 +96,8 @@ class Assembler:
         Raises:
             KeylessTable: a Relation message of a table that can't be captured; nothing changed, it may be fed again.
             TransactionTooLarge: the transaction has more records than can be counted.
-            CaptureGap: the log lacks values of a row that is new to the publication.
+            CaptureGap: the log lacks values of a row that is new to the publication, or doesn't tell which row of a partition is meant.
+            PartitionUnclear: it may not tell that; nothing changed. To be fed from `read_again` on, to another assembler.
             MalformedLog: the message can't be read, or can't come here.
         """
         kind = data[0] if data else None
@@ -146,6 +148,15 @@ class Assembler:
         pending = self._open
         while pending and pending[0][0] <= acknowledged_seq:
             self.confirmed_lsn = max(self.confirmed_lsn, pending.popleft()[1])
+        return self.confirmed_lsn
+
+    def read_again(self) -> int:
+        """Position to confirm, all records up to `last_seq` being acknowledged, so that the next stream begins with the open transaction.
+
+        The queue holds its begin, and so a record of this position.
+        """
+        self._open.clear()
+        self.confirmed_lsn = max(self.confirmed_lsn, self._begin.commit_lsn)
         return self.confirmed_lsn
 
     # ------------------------------------------------------------------------------------------ transaction
@@ -231,6 +242,8 @@ class Assembler:
 
     def _update(self, data: bytes) -> Outgoing | None:
         oid, writer = self._writer(data)
+        if self._blind.get(oid) and data[5] == _NEW and self._base_seq | (self._number + 1) > self._mark:
+            raise self._unclear(oid, writer.table)
         seq = self._next_seq()
         if seq <= self._mark:
             return None
@@ -241,8 +254,6 @@ class Assembler:
             old, before, position = self._old_image(writer, data)
             if data[position : position + 1] != b"N":
                 raise MalformedLog("an update without the new row")
-        elif self._blind.get(oid):
-            raise self._untold(writer.table)
         values, _ = writer.read(data, position + 1)
         if old is not None and None in values:
             writer.fill(values, old)
@@ -275,6 +286,14 @@ class Assembler:
             f"and a row was changed; run: {full_identity(table.schema, table.name)}, on each such partition, too",
         )
 
+    def _unclear(self, oid: int, table: Table) -> CaptureGap | PartitionUnclear:
+        if self._base_seq in self._blind[oid].values():
+            return self._untold(table)
+        return PartitionUnclear(
+            f"a partition published as {table.schema}.{table.name} had a replica identity that doesn't tell the rows of that apart: the "
+            f"transaction at {format_lsn(self._begin.commit_lsn)} is read again, to see whether it changes that one"
+        )
+
     def _envelope(self, head: bytes, oid: int, unchanged: bytes) -> bytes:
         tail = self._tails[oid]
         if unchanged:
@@ -289,7 +308,8 @@ class Assembler:
         except KeyError as error:
             raise MalformedLog(f"a truncate of a relation never described: {error}") from error
         for partitions in self._blind.values():
-            partitions.difference_update(truncate.oids)  # described one behind the other, but tables of their own
+            for oid in truncate.oids:
+                partitions.pop(oid, None)  # described one behind the other, but tables of their own
         seq = self._next_seq()
         if seq <= self._mark:
             return None
@@ -327,11 +347,11 @@ class Assembler:
         """With nothing between the two, one is a partition of the other; or a truncate of both follows."""
         key = set(self._writers[above].table.key)
         named = key if relation.identity == "f" else {column.name for column in relation.columns if column.is_key}
-        partitions = self._blind.setdefault(above, set())
+        partitions = self._blind.setdefault(above, {})
         if key <= named:
-            partitions.discard(relation.oid)
+            partitions.pop(relation.oid, None)
         else:
-            partitions.add(relation.oid)
+            partitions[relation.oid] = self._base_seq
 
     def _writer(self, data: bytes) -> tuple[int, RowWriter]:
         if not self.in_transaction or len(data) < 8:

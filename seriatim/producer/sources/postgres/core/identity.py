@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from seriatim.producer.sources.postgres.errors import LogTooFar, TransactionTooLarge
+from seriatim.protocol.change import format_lsn
 
 NUMBER_BITS: Final = 22
 LSN_SHIFT: Final = 5
@@ -39,11 +40,6 @@ def parse_lsn(text: str) -> int:
     """A log position from PostgreSQL's form ``16/B374D848``."""
     high, _, low = text.partition("/")
     return int(high, 16) << 32 | int(low, 16)
-
-
-def format_lsn(lsn: int) -> str:
-    """A log position in PostgreSQL's form."""
-    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
 
 
 def base_seq(lsn: int) -> int:

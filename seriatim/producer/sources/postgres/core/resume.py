@@ -27,12 +27,12 @@ from seriatim.producer.sources.postgres.core.identity import (
     NUMBER_BITS,
     Server,
     base_seq,
-    format_lsn,
     later_source,
     latest_source,
     parse_source,
 )
 from seriatim.producer.sources.postgres.errors import CaptureGap, CaptureRefused, SlotBusy, SlotForeign
+from seriatim.protocol.change import format_lsn
 
 
 @dataclass(frozen=True, slots=True)
