@@ -11,6 +11,7 @@ import click
 
 from seriatim.cli import exits
 from seriatim.cli.foreground import interruptible
+from seriatim.cli.options import Finite
 
 if TYPE_CHECKING:
     from seriatim.consumer.verification.result import Comparison, Progress, TableResult
@@ -22,12 +23,22 @@ _WIPE = "\r\x1b[K"
 @click.option("--source", required=True, metavar="DSN", help="PostgreSQL database that is the original.")
 @click.option("--target", required=True, metavar="DSN", help="PostgreSQL database that should be the same.")
 @click.option("--tables", multiple=True, metavar="NAME[,…]", help="Only these: table or schema.table. [default: all]")
+@click.option(
+    "--settle",
+    "settle_s",
+    type=Finite(min=0),
+    default=0.0,
+    metavar="SECONDS",
+    help="Look again, for so long, at rows that differ: where the source is written to, the target is behind. [default: not]",
+)
 @click.option("--json", "is_json", is_flag=True, help="One JSON object a table, and a last one with the verdict.")
 @click.pass_context
-def verify(context: click.Context, *, source: str, target: str, tables: tuple[str, ...], is_json: bool) -> None:
+def verify(
+    context: click.Context, *, source: str, target: str, tables: tuple[str, ...], settle_s: float, is_json: bool
+) -> None:
     """Compare two databases, chunk by chunk along the primary keys; ends with 0 when identical, 1 when not.
 
-    The databases should be at rest: each side is read in a snapshot of its own.
+    The databases should be at rest: each side is read in a snapshot of its own. With --settle they may be written to.
     """
     try:
         from seriatim.consumer.verification.comparison import compare
@@ -40,7 +51,9 @@ def verify(context: click.Context, *, source: str, target: str, tables: tuple[st
     output = _Output(is_json=is_json)
     try:
         with interruptible():  # psycopg cancels the query under way then; else the server would go on with it
-            comparison = compare(source, target, wanted, on_progress=output.progress, on_table=output.table)
+            comparison = compare(
+                source, target, wanted, settle_s=settle_s, on_progress=output.progress, on_table=output.table
+            )
     finally:
         output.wipe()
     output.verdict(comparison)
@@ -94,3 +107,5 @@ def _details(table: TableResult) -> Iterator[str]:
     for example in table.examples:
         columns = f" in {', '.join(example.columns)}" if example.columns else ""
         yield f"    {example.kind}: {', '.join('null' if v is None else str(v) for v in example.key)}{columns}"
+    if table.changing:
+        yield f"    {table.changing:,} of these rows were changed at the source between the last two looks: they may be on their way"

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from seriatim.cli import exits
 from seriatim.cli.verify import verify
-from seriatim.consumer.verification import chunks
+from seriatim.consumer.verification import chunks, comparison
 from seriatim.consumer.verification.comparison import compare
 from seriatim.consumer.verification.errors import (
     DatabaseUnreachable,
@@ -439,6 +439,80 @@ def test_an_extension_s_type_is_the_same_in_whatever_schema(pair) -> None:
     assert table.schema == ('column at is text in the source, "my extensions".citext in the target',)
 
 
+@pytest.fixture
+def looks(monkeypatch) -> list:
+    """What is done before each look again, by turns; a look is then soon."""
+    done: list = []
+    take = comparison._as_it_is
+
+    def look(source: str, target: str):
+        for dsn, statements in done.pop(0) if done else []:
+            run(dsn, statements)
+        return take(source, target)
+
+    monkeypatch.setattr(comparison, "_as_it_is", look)
+    monkeypatch.setattr(chunks, "_AGAIN_S", 0.01)
+    return done
+
+
+CHANGES = """
+UPDATE numbers SET note = 'new' WHERE id < 5; DELETE FROM numbers WHERE id = 50; INSERT INTO numbers VALUES (-1);
+UPDATE texts SET note = 'new' WHERE part = 7; DELETE FROM texts WHERE part = 8; INSERT INTO texts VALUES ('ö%', 0);
+"""
+
+
+def test_rows_that_are_on_their_way_are_no_differences_to_who_looks_again(pair, looks) -> None:
+    run(pair[0], CHANGES)
+    assert not compare(*pair).is_identical
+    looks += [[], [], [(pair[1], CHANGES)]]
+    assert compare(*pair, settle_s=60).is_identical
+    assert looks == []
+
+
+def test_what_stays_different_is_told_as_it_is_then(pair, looks) -> None:
+    """With how many rows there are of which nobody can tell, as they change all the time."""
+    hot = (pair[0], "UPDATE numbers SET amount = amount + 1 WHERE id IN (1, 2)")
+    run(*hot)
+    run(
+        pair[0],
+        "INSERT INTO numbers VALUES (-1), (-2); UPDATE numbers SET note = 'new' WHERE id = 3; DELETE FROM keyless",
+    )
+    run(pair[1], "DELETE FROM texts WHERE part < 4")
+    looks += [[hot, (pair[1], "INSERT INTO numbers VALUES (-1, 'other')")], *[[hot]] * 10_000]
+    found = {table.table: table for table in compare(*pair, settle_s=0.3).tables}
+    numbers, texts, keyless = (found[f"public.{name}"] for name in ("numbers", "texts", "keyless"))
+    assert (numbers.missing, numbers.extra, numbers.different, numbers.changing) == (1, 0, 4, 2)
+    assert set(numbers.examples) == {
+        Example("different", ("-1",), ("note",)),
+        Example("missing", ("-2",)),
+        Example("different", ("1",), ("amount",)),
+        Example("different", ("2",), ("amount",)),
+        Example("different", ("3",), ("note",)),
+    }
+    assert (texts.missing, texts.changing) == (3, 0)
+    assert (keyless.extra, keyless.changing) == (99, 0)
+
+
+def test_rows_that_differ_are_not_looked_at_again_where_they_are_many(pair, looks, monkeypatch) -> None:
+    """They are held, and asked for by their keys."""
+    monkeypatch.setattr(chunks, "MOST_AGAIN", 3)
+    run(pair[1], "DELETE FROM numbers WHERE id < 4; DELETE FROM texts WHERE part < 5")
+    looks += [[(pair[0], "DELETE FROM numbers WHERE id < 4; DELETE FROM texts WHERE part < 5")]]
+    found = {table.table: table for table in compare(*pair, settle_s=0.1).tables}
+    assert (found["public.numbers"].missing, found["public.texts"].missing) == (0, 4)
+
+
+def test_a_side_that_fails_while_it_is_looked_at_again_is_named(pair, looks) -> None:
+    run(pair[0], "INSERT INTO numbers VALUES (-1)")
+    for side, dsn, other in (("source", *pair), ("target", *reversed(pair))):
+        lets_in = f"ALTER DATABASE {dsn.rsplit('/', 1)[1]} ALLOW_CONNECTIONS"
+        looks[:] = [[(other, f"{lets_in} false")]]
+        with pytest.raises(DatabaseUnreachable) as failed:
+            compare(*pair, settle_s=10)
+        assert failed.value.details["side"] == side
+        run(other, f"{lets_in} true")
+
+
 def test_only_the_tables_asked_for(pair) -> None:
     run(pair[1], "TRUNCATE texts")
     assert [table.table for table in compare(*pair, ["numbers", "public.keyless"]).tables] == [
@@ -557,6 +631,9 @@ def test_the_command(pair) -> None:
     assert lines[0]["missing"] == 1
     assert lines[0]["examples"] == [{"kind": "missing", "key": ["5"], "columns": []}]
     assert lines[-1] == {"verdict": "different", "tables": 2, "rows": 190}
+    done = CliRunner().invoke(verify, [*arguments, "--settle", "0.1"])
+    assert done.exit_code == exits.ANSWER_IS_NO
+    assert "    missing: 5" in done.output.splitlines()
     done = CliRunner().invoke(verify, ["--source", pair[0], "--target", "postgresql://postgres@127.0.0.1:1/none"])
     assert exits.exit_code(done.exception) == exits.REFUSED
 

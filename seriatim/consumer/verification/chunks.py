@@ -18,8 +18,10 @@ with its number, ordered by its text's bytes, and the two are merged.
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import count, groupby
 from operator import itemgetter
@@ -47,10 +49,13 @@ _CURSORS = count(1)
 _FETCHED = 500
 """Rows that are held, or on their way, at a time."""
 _MOST_BUCKETS = 1_000_000
+MOST_AGAIN: Final = 10_000
+"""Rows of a table that differ, and are looked at again: more are hardly on their way."""
+_AGAIN_S: Final = 1.0
 _NO_BUCKET: Final[tuple[int, Iterator[Texts]]] = (-1, iter(()))
 
 
-class _Side(NamedTuple):
+class Side(NamedTuple):
     """Where a table is read, and what of it: the source's key, and the columns that both have.
 
     `rows`: its own, without those of tables that inherit from it, which are compared by themselves.
@@ -76,7 +81,6 @@ class _Side(NamedTuple):
 class _Tally:
     """Counts of one table on the way, and who is told how many rows are compared."""
 
-    examples_wanted: int
     on_rows: Callable[[int], None]
     rows: int = 0
     differences: Counter[Kind] = field(default_factory=Counter)
@@ -84,7 +88,7 @@ class _Tally:
 
     def note(self, example: Example, number: int = 1) -> None:
         self.differences[example.kind] += number
-        if len(self.examples) < self.examples_wanted:
+        if len(self.examples) < MOST_AGAIN:
             self.examples.append(example)
 
 
@@ -96,25 +100,31 @@ def compare_table(
     chunk_rows: int,
     examples: int,
     on_rows: Callable[[int], None],
+    settle: Settle | None = None,
 ) -> TableResult:
     """Compare the rows of a table that both sides have, by the columns that both have.
 
-    `on_rows` is told how many rows are compared after each chunk. Raises what psycopg raises.
+    `on_rows` is told how many rows are compared after each chunk. `settle`: to look again at rows that differ, if they have a key and are at
+    most `MOST_AGAIN`. Raises what psycopg raises.
     """
-    tally = _Tally(examples, on_rows)
+    tally = _Tally(on_rows)
     columns = tuple(name for name in source.columns if name in target.columns)
-    ours = _Side(connections[0], _rows_of(source), source, columns)
-    sides = ours, _Side(connections[1], _rows_of(target), source, columns)
-    if not source.key_order or source.key_order != target.key_order:
+    ours = Side(connections[0], _rows_of(source), source, columns)
+    sides = ours, Side(connections[1], _rows_of(target), source, columns)
+    is_by_key = bool(source.key_order) and source.key_order == target.key_order
+    if not is_by_key:
         _compare_as_multiset(sides, tally)
     elif any(column.has_collation for column in source.key):
         _compare_by_buckets(sides, tally)
     else:
         _compare_by_key(sides, chunk_rows, tally)
-    found = tally.differences
+    found, told, changing = tally.differences, tally.examples, 0
+    if settle is not None and is_by_key and found.total() == len(told):
+        told, changing = settled(sides, told, settle)
+        found = Counter(example.kind for example in told)
     return TableResult(
         ".".join(source.name), tally.rows, found["missing"], found["extra"], found["different"],
-        schema_differences(source, target), tuple(tally.examples),
+        schema_differences(source, target), tuple(told[:examples]), changing,
     )  # fmt: skip
 
 
@@ -125,7 +135,7 @@ def _rows_of(table: Table) -> Fragment:
 # ------------------------------------------------------------------------------------------------------------ by key
 
 
-def _compare_by_key(sides: tuple[_Side, _Side], chunk_rows: int, tally: _Tally) -> None:
+def _compare_by_key(sides: tuple[Side, Side], chunk_rows: int, tally: _Tally) -> None:
     source, target = sides
     for between in _chunks(source, (None, None), chunk_rows):
         found = _sum(source, between)
@@ -137,7 +147,7 @@ def _compare_by_key(sides: tuple[_Side, _Side], chunk_rows: int, tally: _Tally) 
         tally.on_rows(tally.rows)
 
 
-def _chunks(side: _Side, between: Between, chunk_rows: int) -> Iterator[Between]:
+def _chunks(side: Side, between: Between, chunk_rows: int) -> Iterator[Between]:
     """Parts of what lies between two keys, each with so many rows of this side, the last one with what is left."""
     lower, last = between
     while (upper := _end_of_chunk(side, (lower, last), chunk_rows)) is not None:
@@ -146,7 +156,7 @@ def _chunks(side: _Side, between: Between, chunk_rows: int) -> Iterator[Between]
     yield lower, last
 
 
-def _end_of_chunk(side: _Side, between: Between, chunk_rows: int) -> Key | None:
+def _end_of_chunk(side: Side, between: Between, chunk_rows: int) -> Key | None:
     """The key, as text, of the chunk's last row; None where what lies between ends before."""
     query = sql.SQL("SELECT {} FROM {}{} ORDER BY {} OFFSET {} LIMIT 1").format(
         side.keys,
@@ -158,7 +168,7 @@ def _end_of_chunk(side: _Side, between: Between, chunk_rows: int) -> Key | None:
     return cast("Key | None", side.connection.execute(query).fetchone())
 
 
-def _sum(side: _Side, between: Between) -> tuple[int, int]:
+def _sum(side: Side, between: Between) -> tuple[int, int]:
     query = sql.SQL("SELECT count(*), coalesce(sum({}), 0)::text FROM {}{}").format(
         _hash(side, side.values, 60), side.rows, _between(side.table, *between)
     )
@@ -166,7 +176,7 @@ def _sum(side: _Side, between: Between) -> tuple[int, int]:
     return (0, 0) if row is None else (row[0], int(row[1]))
 
 
-def _hash(side: _Side, texts: Fragment, bits: int) -> Fragment:
+def _hash(side: Side, texts: Fragment, bits: int) -> Fragment:
     """The first bits of a row's md5, in whatever encoding the server has it.
 
     A database without one (SQL_ASCII) may hold what is no UTF-8, and refuses to make that of it: its bytes are taken as they are.
@@ -177,7 +187,7 @@ def _hash(side: _Side, texts: Fragment, bits: int) -> Fragment:
     )
 
 
-def _compare_rows(of: _Side, ours: Iterable[Texts], theirs: Iterable[Texts], tally: _Tally) -> None:
+def _compare_rows(of: Side, ours: Iterable[Texts], theirs: Iterable[Texts], tally: _Tally) -> None:
     """Hold the source's rows of a chunk, each behind its key, and stream the target's past them (the target may have any number more).
 
     A key that is there twice, where the index of the primary key is damaged, counts as often as it is there.
@@ -203,7 +213,7 @@ def _compare_rows(of: _Side, ours: Iterable[Texts], theirs: Iterable[Texts], tal
             tally.note(Example("missing", key), len(others))
 
 
-def _rows(side: _Side, between: Between) -> Iterator[Texts]:
+def _rows(side: Side, between: Between) -> Iterator[Texts]:
     query = sql.SQL("SELECT {}, {} FROM {}{} ORDER BY {}").format(
         side.keys, side.values, side.rows, _between(side.table, *between), _keyed(side.table)
     )
@@ -216,16 +226,16 @@ def _between(table: Table, lower: Key | None, upper: Key | None) -> Fragment:
     As literals: where a statement has parameters, a name with a % in it is taken for one more.
     """
     key = sql.SQL("({})").format(_keyed(table))
-    # format_type's own spelling of a type, which is SQL already
-    types = [sql.SQL(column.kind) for column in table.key]
-
-    def bound(values: Key) -> Fragment:
-        casts = (sql.SQL("CAST({} AS {})").format(sql.Literal(v), kind) for v, kind in zip(values, types, strict=True))
-        return sql.SQL("({})").format(sql.SQL(", ").join(casts))
-
-    parts: list[Fragment] = [sql.SQL("{} > {}").format(key, bound(lower))] if lower is not None else []
-    parts += [sql.SQL("{} <= {}").format(key, bound(upper))] if upper is not None else []
+    parts: list[Fragment] = [sql.SQL("{} > {}").format(key, _value(table, lower))] if lower is not None else []
+    parts += [sql.SQL("{} <= {}").format(key, _value(table, upper))] if upper is not None else []
     return sql.SQL(" WHERE ") + sql.SQL(" AND ").join(parts) if parts else sql.SQL("")
+
+
+def _value(table: Table, key: Texts) -> Fragment:
+    # format_type's own spelling of a type, which is SQL already
+    kinds = [sql.SQL(column.kind) for column in table.key]
+    casts = (sql.SQL("CAST({} AS {})").format(sql.Literal(text), kind) for text, kind in zip(key, kinds, strict=True))
+    return sql.SQL("({})").format(sql.SQL(", ").join(casts))
 
 
 def _keyed(table: Table) -> Fragment:
@@ -248,7 +258,7 @@ def _texts(table: Table, columns: tuple[str, ...]) -> Fragment:
 # -------------------------------------------------------------------------------------------------------- by buckets
 
 
-def _compare_by_buckets(sides: tuple[_Side, _Side], tally: _Tally) -> None:
+def _compare_by_buckets(sides: tuple[Side, Side], tally: _Tally) -> None:
     counted = sides[0].connection.execute(sql.SQL("SELECT count(*) FROM {}").format(sides[0].rows)).fetchone()
     tally.rows = 0 if counted is None else counted[0]
     buckets = min(_MOST_BUCKETS, tally.rows // _FETCHED + 1)
@@ -259,18 +269,18 @@ def _compare_by_buckets(sides: tuple[_Side, _Side], tally: _Tally) -> None:
         _compare_buckets(sides, buckets, unlike, tally)
 
 
-def _bucket(side: _Side, buckets: int) -> Fragment:
+def _bucket(side: Side, buckets: int) -> Fragment:
     return sql.SQL("({} % {})::integer").format(_hash(side, side.keys, 32), sql.Literal(buckets))
 
 
-def _sums(side: _Side, buckets: int) -> dict[int, tuple[int, str]]:
+def _sums(side: Side, buckets: int) -> dict[int, tuple[int, str]]:
     query = sql.SQL("SELECT {}, count(*), sum({})::text FROM {} GROUP BY 1").format(
         _bucket(side, buckets), _hash(side, side.values, 60), side.rows
     )
     return {number: (rows, total) for number, rows, total in side.connection.execute(query)}
 
 
-def _compare_buckets(sides: tuple[_Side, _Side], buckets: int, wanted: list[int], tally: _Tally) -> None:
+def _compare_buckets(sides: tuple[Side, Side], buckets: int, wanted: list[int], tally: _Tally) -> None:
     of_both = [_buckets(side, buckets, wanted) for side in sides]
     nexts = [next(found, _NO_BUCKET) for found in of_both]
     for number in wanted:
@@ -279,7 +289,7 @@ def _compare_buckets(sides: tuple[_Side, _Side], buckets: int, wanted: list[int]
         nexts = [next(of_both[side], _NO_BUCKET) if nexts[side][0] == number else nexts[side] for side in (0, 1)]
 
 
-def _buckets(side: _Side, buckets: int, wanted: list[int]) -> Iterator[tuple[int, Iterator[Texts]]]:
+def _buckets(side: Side, buckets: int, wanted: list[int]) -> Iterator[tuple[int, Iterator[Texts]]]:
     """Those that have rows, in their order. Each one's rows are to be taken before the next one is.
 
     By a join: PostgreSQL before 14 goes through a list for each row, and later ones go through what isn't a list of the column's very type.
@@ -295,7 +305,7 @@ def _buckets(side: _Side, buckets: int, wanted: list[int]) -> Iterator[tuple[int
 # ------------------------------------------------------------------------------------------------------- as multiset
 
 
-def _compare_as_multiset(sides: tuple[_Side, _Side], tally: _Tally) -> None:
+def _compare_as_multiset(sides: tuple[Side, Side], tally: _Tally) -> None:
     ours, theirs = map(_counted, sides)
     left, right = next(ours, None), next(theirs, None)
     while left is not None or right is not None:
@@ -317,7 +327,7 @@ def _compare_as_multiset(sides: tuple[_Side, _Side], tally: _Tally) -> None:
     tally.on_rows(tally.rows)
 
 
-def _counted(side: _Side) -> Iterator[tuple[bytes, Texts, int]]:
+def _counted(side: Side) -> Iterator[tuple[bytes, Texts, int]]:
     """Each different row: its text's bytes, by which they are ordered, its values, and how often it is there."""
     query = sql.SQL(
         "SELECT convert_to(ROW({0})::text, 'UTF8') AS seriatim_row, count(*), ARRAY[{0}]::text[] FROM {1} GROUP BY 1, 3 ORDER BY 1"
@@ -326,7 +336,66 @@ def _counted(side: _Side) -> Iterator[tuple[bytes, Texts, int]]:
         yield row, tuple(values), number
 
 
-def _streamed(side: _Side, query: Fragment) -> Iterator[Texts]:
+def _streamed(side: Side, query: Fragment) -> Iterator[Texts]:
     with side.connection.cursor(name=f"seriatim_verify_{next(_CURSORS)}") as cursor:
         cursor.itersize = _FETCHED
         yield from cursor.execute(query)
+
+
+# -------------------------------------------------------------------------------------------------------------- again
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """How long to look again at rows that differ, in seconds, and a way to see both sides as they are then."""
+
+    within_s: float
+    look: Callable[[], AbstractContextManager[tuple[Connection, Connection]]]
+
+
+def settled(sides: tuple[Side, Side], differences: list[Example], settle: Settle) -> tuple[list[Example], int]:
+    """The differences that stay, whatever each is by then, and how many rows of these the source changed between the last two looks.
+
+    Of databases that are written to, the target is behind: a row that was equal at one look was changed the same on both sides.
+    """
+    deadline_s = time.monotonic() + settle.within_s
+    before: dict[Texts, list[Texts]] = {}
+    while True:
+        keys = list(dict.fromkeys(cast("Texts", example.key) for example in differences))
+        with settle.look() as connections:
+            ours, theirs = (
+                _by_key(side._replace(connection=now), keys) for side, now in zip(sides, connections, strict=True)
+            )
+        differences, changing = [], 0
+        for key in keys:
+            left, right = ours.get(key, []), theirs.get(key, [])
+            differences += _unlike(sides[0].columns, key, left, right)
+            changing += left != right and before.get(key, left) != left
+        left_s = deadline_s - time.monotonic()
+        if not differences or left_s <= 0:
+            return differences, changing
+        before = ours
+        time.sleep(min(_AGAIN_S, left_s))
+
+
+def _by_key(side: Side, keys: Sequence[Texts]) -> dict[Texts, list[Texts]]:
+    """The rows of these keys. One that is there twice is of a damaged index."""
+    found: defaultdict[Texts, list[Texts]] = defaultdict(list)
+    size = len(side.table.key)
+    for start in range(0, len(keys), _FETCHED):
+        values = sql.SQL(", ").join(_value(side.table, key) for key in keys[start : start + _FETCHED])
+        query = sql.SQL("SELECT {}, {} FROM {} WHERE ({}) IN ({}) ORDER BY 1").format(
+            side.keys, side.values, side.rows, _keyed(side.table), values
+        )
+        for row in side.connection.execute(query):
+            found[row[:size]].append(row[size:])
+    return found
+
+
+def _unlike(columns: Sequence[str], key: Texts, ours: Sequence[Texts], theirs: Sequence[Texts]) -> list[Example]:
+    if sorted(ours, key=str) == sorted(theirs, key=str):
+        return []
+    if len(ours) != len(theirs):
+        return [Example("missing" if len(ours) > len(theirs) else "extra", key)]
+    names = (name for name, left, right in zip(columns, ours[0], theirs[0], strict=True) if left != right)
+    return [Example("different", key, tuple(names))]

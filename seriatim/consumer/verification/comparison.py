@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 
-from seriatim.consumer.verification.chunks import compare_table
+from seriatim.consumer.verification.chunks import Settle, compare_table
 from seriatim.consumer.verification.errors import (
     DatabaseUnreachable,
     ReadRefused,
@@ -41,14 +42,15 @@ def compare(
     *,
     chunk_rows: int = CHUNK_ROWS,
     examples: int = 5,
+    settle_s: float = 0.0,
     on_progress: Callable[[Progress], None] = lambda _progress: None,
     on_table: Callable[[TableResult], None] = lambda _table: None,
 ) -> Comparison:
     """Compare all tables of two databases, or those named (`table` or `schema.table`).
 
     Each side is read in one REPEATABLE READ snapshot; the two are taken one after the other, so a source that is still
-    written to has changed in between. Values are compared as text under the settings the capture writes them with.
-    `on_table` is told of each table as soon as it is compared: with large ones the end comes hours later, or never.
+    written to has changed in between, and the target is behind it. `settle_s`: for so long, at most, a table's rows that differ are looked at
+    again, as they are by then (`chunks.settled`). Values are compared as text under the settings the capture writes them with. `on_table` is told of each table as soon as it is compared: with large ones the end comes hours later, or never.
 
     Raises:
         DatabaseUnreachable: a side can't be reached, or was lost.
@@ -62,13 +64,20 @@ def compare(
             for connection in (ours, theirs):
                 _take_snapshot(connection)
             _refuse_same(ours, theirs)
-            return _compare((ours, theirs), tables, chunk_rows, examples, on_progress, on_table)
+            settle = Settle(settle_s, lambda: _as_it_is(source, target)) if settle_s > 0 else None
+            return _compare((ours, theirs), tables, chunk_rows, examples, settle, on_progress, on_table)
         except psycopg.Error as error:
-            is_source = ours.closed or ours.info.transaction_status == TransactionStatus.INERROR
-            side = "source" if is_source else "target"
-            if ours.closed or theirs.closed:
-                raise DatabaseUnreachable(f"the {side} was lost: {str(error).strip()}", side=side) from error
-            raise ReadRefused(f"the {side} refused a read: {str(error).strip()}", side=side) from error
+            raise _failed(error, ours, theirs) from error
+
+
+def _failed(
+    error: psycopg.Error, ours: psycopg.Connection[Any], theirs: psycopg.Connection[Any]
+) -> DatabaseUnreachable | ReadRefused:
+    is_source = ours.closed or ours.info.transaction_status == TransactionStatus.INERROR
+    side = "source" if is_source else "target"
+    if ours.closed or theirs.closed:
+        return DatabaseUnreachable(f"the {side} was lost: {str(error).strip()}", side=side)
+    return ReadRefused(f"the {side} refused a read: {str(error).strip()}", side=side)
 
 
 def _compare(
@@ -76,6 +85,7 @@ def _compare(
     wanted: Sequence[str],
     chunk_rows: int,
     examples: int,
+    settle: Settle | None,
     on_progress: Callable[[Progress], None],
     on_table: Callable[[TableResult], None],
 ) -> Comparison:
@@ -96,10 +106,24 @@ def _compare(
         if mine is None or other is None:
             result = TableResult(text, 0, 0, 0, 0, schema_differences(mine, other), ())
         else:
-            result = compare_table(sides, mine, other, chunk_rows=chunk_rows, examples=examples, on_rows=on_rows)
+            result = compare_table(
+                sides, mine, other, chunk_rows=chunk_rows, examples=examples, on_rows=on_rows, settle=settle
+            )
         results.append(result)
         on_table(result)
     return Comparison(tuple(results))
+
+
+@contextmanager
+def _as_it_is(source: str, target: str) -> Iterator[tuple[psycopg.Connection[Any], psycopg.Connection[Any]]]:
+    """Both sides, in snapshots of now."""
+    with _opened("source", source) as ours, _opened("target", target) as theirs:
+        try:
+            for connection in (ours, theirs):
+                _take_snapshot(connection)
+            yield ours, theirs
+        except psycopg.Error as error:
+            raise _failed(error, ours, theirs) from error
 
 
 def _refuse_same(ours: psycopg.Connection[Any], theirs: psycopg.Connection[Any]) -> None:

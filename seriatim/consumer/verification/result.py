@@ -25,7 +25,7 @@ class TableResult:
 
     rows: of the source that were compared. missing: in the source only. extra: in the target only. different: same key,
     other values. schema: differences of columns and key, as sentences; a table that only one side has is one of them.
-    examples: the first of the differences.
+    examples: the first of the differences. changing: rows among the differences that the source changed between the last two looks at them.
     """
 
     table: str
@@ -35,6 +35,7 @@ class TableResult:
     different: int
     schema: tuple[str, ...]
     examples: tuple[Example, ...]
+    changing: int = 0
 
     @property
     def is_identical(self) -> bool:
