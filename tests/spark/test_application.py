@@ -276,7 +276,7 @@ def test_one_by_one_a_micro_batch_is_told_as_one():
     target, queue = MemoryTarget(), Queue(rows)
     target.fails = ["refused"]
     outcome = applying(target, queue).apply(rows[:-1])
-    assert outcome == Outcome(8, len(rows) - 1, 4, 2, 7)
+    assert outcome == Outcome(8, len(rows) - 1, 4, 2, 7, 1)
     assert target.ranges == [(0, 4), (4, 8)]
 
 

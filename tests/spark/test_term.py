@@ -294,8 +294,9 @@ def test_a_source_at_rest_is_no_lag(queue, reader, tmp_path):
     events: list[Event] = []
     with replay_query(Claims(), reader, tmp_path, events) as query:
         query._tell(Outcome(8, 3, 1, 1, commit_ts_ms=now_ms() - 1000), 0.1)
-        query._tell(Outcome(9, 1, 0, 0), 0.1)
+        query._tell(Outcome(9, 1, 0, 0, source_lsn=0x1_0000_00AB), 0.1)
     assert [isinstance(event, Progress) and event.lag_s for event in events] == [pytest.approx(1, abs=60), None]
+    assert [isinstance(event, Progress) and event.source_lsn for event in events] == [None, "1/AB"]
 
 
 def test_while_nobody_tells_the_end_a_new_target_waits_for_its_snapshot(queue, reader):

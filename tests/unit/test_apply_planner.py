@@ -52,6 +52,16 @@ def test_cut_at_the_last_commit() -> None:
     assert (later.start, later.end, len(later), later.leftover) == (4, 7, 1, ())
 
 
+def test_a_plan_says_where_in_the_source_s_log_it_ends() -> None:
+    rows = [
+        row(0, "begin", lsn=7), row(1, "c", after={"id": 1}, lsn=7), commit(2, 1, lsn=7),
+        row(3, "heartbeat", lsn=9), row(4, "begin", lsn=11), row(5, "c", after={"id": 1}, lsn=11),
+    ]  # fmt: skip
+    assert [plan(rows[:count], 0, SHAPES).source_lsn for count in (2, 3, 4, 6)] == [None, 7, 9, 9]
+    parts = [plan_part(rows[:2], 0, 2, SHAPES, None), plan_part(rows[2:3], 2, 3, SHAPES, Unfinished(0, 7, 1))]
+    assert [part.source_lsn for part, _ in parts] == [None, 7]
+
+
 def test_a_transaction_longer_than_the_micro_batch_is_left_whole() -> None:
     rows = [row(0, "begin"), row(1, "c", after={"id": 1})]
     made = plan(rows, 0, SHAPES)

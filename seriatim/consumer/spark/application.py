@@ -43,7 +43,8 @@ class Outcome:
     """What became of a micro-batch.
 
     position: first offset that is not in the target. records: rows of the micro-batch. changes, transactions: carried
-    out now, those of earlier micro-batches included that were completed. commit_ts_ms: the newest commit among them.
+    out now, those of earlier micro-batches included that were completed. commit_ts_ms: the newest commit among them. source_lsn: up to where
+    in the source's log all is in the target; None where nothing came that tells.
     """
 
     position: int
@@ -51,6 +52,7 @@ class Outcome:
     changes: int = 0
     transactions: int = 0
     commit_ts_ms: int | None = None
+    source_lsn: int | None = None
 
 
 def change_rows(table: pa.Table) -> list[ChangeRow]:
@@ -144,7 +146,8 @@ class Application:
             self._reached(planned.end, planned.snapshot, planned.leftover)
         else:
             self._hold(rows, end)
-        return Outcome(self.position, len(rows), planned.changes, planned.transactions, planned.commit_ts_ms)
+        done = planned.changes, planned.transactions, planned.commit_ts_ms, planned.source_lsn
+        return Outcome(self.position, len(rows), *done)
 
     def _carried_out(self, planned: Plan) -> Plan:
         if planned.end > planned.start:
@@ -168,7 +171,8 @@ class Application:
                 given_up.append(range(error.begun_at, error.ended_at))
                 continue
             self._reached(end, snapshot, rows[complete:])
-            return Outcome(end, len(rows), applied.changes, applied.transactions, applied.commit_ts_ms)
+            done = applied.changes, applied.transactions, applied.commit_ts_ms, applied.source_lsn
+            return Outcome(end, len(rows), *done)
 
     def _parts(self, rows: Sequence[ChangeRow], end: int, given_up: Sequence[range], shapes: Shapes) -> Iterator[Plan]:
         """Plans from the target's position to `end`, one for each micro-batch that was let go, and one for `rows`, the last."""
@@ -231,6 +235,7 @@ def _together(outcomes: Sequence[Outcome]) -> Outcome:
         sum(each.changes for each in outcomes),
         sum(each.transactions for each in outcomes),
         next((each.commit_ts_ms for each in reversed(outcomes) if each.commit_ts_ms is not None), None),
+        next((each.source_lsn for each in reversed(outcomes) if each.source_lsn is not None), None),
     )
 
 

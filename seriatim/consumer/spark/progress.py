@@ -41,7 +41,8 @@ class Progress:
     offset: where the target stands (exclusive). records: rows of the micro-batch. changes, transactions: carried out.
     lag_records: committed in the queue and not in the target; None where no coordinator or member said. lag_s: from the newest
     commit in it, by the source's clock, to now; None where there is none, as where the source is at rest and the capture tells only that.
-    batch_s: time for the micro-batch.
+    batch_s: time for the micro-batch. source_lsn: up to where in the source's log all is in the target, as PostgreSQL writes it; None where
+    nothing came that tells.
     """
 
     queue: str
@@ -53,6 +54,7 @@ class Progress:
     lag_records: int | None
     lag_s: float | None
     batch_s: float
+    source_lsn: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from seriatim.consumer.spark.targets.errors import PositionMoved
 from seriatim.consumer.spark.targets.positions import Position
 from seriatim.consumer.spark.work import PAUSE_FIRST_S, PAUSE_MAX_S, Work
 from seriatim.protocol import log
+from seriatim.protocol.change import format_lsn
 from seriatim.protocol.clock import boottime_s, now_ms
 from seriatim.protocol.errors import BugError, NotElected, RefusedError, SeriatimError, WorldError
 
@@ -373,6 +374,7 @@ class ReplayQuery:
                 self._lag_records(outcome.position),
                 None if lag_s is None else round(lag_s, 3),
                 round(batch_s, 4),
+                None if outcome.source_lsn is None else format_lsn(outcome.source_lsn),
             )
         )
 

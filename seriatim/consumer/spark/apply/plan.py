@@ -169,6 +169,7 @@ class Plan:
     commit_ts_ms: time of the last commit at the source in milliseconds since 1970, None where there was none.
     leftover: rows behind `end`: the beginning of a transaction whose commit has not come yet.
     snapshot: the one that is under way at `end`.
+    source_lsn: where in the source's log that is: of the last commit, heartbeat or snapshot's record covered, None where there was none.
     """
 
     start: int
@@ -179,6 +180,7 @@ class Plan:
     commit_ts_ms: int | None
     leftover: tuple[ChangeRow, ...]
     snapshot: Snapshot | None = None
+    source_lsn: int | None = None
 
     @property
     def tables(self) -> set[TableName]:

@@ -113,6 +113,7 @@ def _plan(
         commit_ts_ms=reading.commit_ts_ms,
         leftover=tuple(leftover),
         snapshot=reading.snapshot,  # what follows the plan's end is a transaction's beginning
+        source_lsn=reading.source_lsn,
     )
 
 
@@ -134,6 +135,7 @@ class _Reading:
     rows_covered: int = 0
     transactions: int = 0
     commit_ts_ms: int | None = None
+    source_lsn: int | None = None
 
     def __post_init__(self) -> None:
         self.open = self.before
@@ -236,8 +238,10 @@ def _read(rows: Sequence[ChangeRow], start: int, before: Unfinished | None, snap
         if offset < start:
             reading.rows_covered = number
             continue
-        if reading.take(offset, _change(row)):
+        change = _change(row)
+        if reading.take(offset, change):
             reading.end = offset + 1
+            reading.source_lsn = change.source.commit_lsn
             reading.entries_covered = len(reading.entries)
             reading.rows_covered = number
     return reading

@@ -86,6 +86,7 @@ class Applied:
 
     position: where the target stands now. changes: row changes read. rows: changes carried out (after collapsing) per
     table. transactions: of the source. commit_ts_ms: the newest commit among them. attempts: 1 where nobody collided.
+    source_lsn: as `Plan` has it.
     """
 
     position: Position
@@ -94,6 +95,7 @@ class Applied:
     transactions: int
     commit_ts_ms: int | None
     attempts: int
+    source_lsn: int | None = None
 
 
 class PostgresTarget:
@@ -340,6 +342,7 @@ class PostgresTarget:
                         changes=applied.changes + plan.changes,
                         transactions=applied.transactions + plan.transactions,
                         commit_ts_ms=plan.commit_ts_ms or applied.commit_ts_ms,
+                        source_lsn=plan.source_lsn or applied.source_lsn,
                     )
                     done += 1
                 if execution is not None:
