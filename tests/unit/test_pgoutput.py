@@ -34,7 +34,7 @@ from seriatim.producer.sources.postgres.errors import (
     PartitionUnclear,
     TransactionTooLarge,
 )
-from seriatim.protocol.change import decode, encode, format_lsn
+from seriatim.protocol.change import MalformedChange, decode, encode, format_lsn
 from tests.changes import key_of
 
 TRACES = Path(__file__).parent / "test_pgoutput_traces"
@@ -264,6 +264,15 @@ def test_a_row_says_which_columns_of_its_key_are_texts() -> None:
     assert [change.source.text_key for change in rows] == [("note", "code")] * 2 + [()] * 2
     assert [change.source.key for change in rows] == [("id", "note", "code", "at")] * 2 + [()] * 2
     assert [encode(change) for change in rows] == [encode(decode(encode(change))) for change in rows]
+
+
+def test_an_envelope_that_is_cut_short_or_has_more_behind_it_is_malformed() -> None:
+    value = records("rows")[1].value
+    whole = decode(value)
+    for broken in [*(value[:end] for end in range(len(value))), value + b"}", value + value, b"[" + value + b"]"]:
+        with pytest.raises(MalformedChange):
+            decode(broken)
+    assert decode(b" \n" + value + b" ") == decode(value.decode()) == whole
 
 
 def test_a_boolean_is_one() -> None:
