@@ -17,7 +17,7 @@ demo: setup ## the main job on this machine, with faults, and a verdict (SECONDS
 
 test: setup ## all tests (ARGS="-k chain" …)
 	@tools/setup --faults
-	$(RUN) -m pytest -n 2 $(ARGS)
+	$(RUN) -m pytest -n 3 $(ARGS)
 
 soak: setup ## FAULTS=500: on a real cluster, a report in REPORT (SEED=1); MINUTES=30: the simulator, new schedules for so long; EXHAUSTIVE=1; MUTANTS=300
 	$(if $(FAULTS)$(MINUTES)$(EXHAUSTIVE)$(MUTANTS),,$(error say FAULTS=N, MINUTES=N, EXHAUSTIVE=1, MUTANTS=N, or several))

@@ -20,10 +20,10 @@ from tests.slow_lines import SlowLines
 
 TESTS = Path(__file__).parent
 LATE = [TESTS / "simulation", TESTS / "compose"]
-BESIDE = ["spark", "postgres", "compose"]
-"""What waits for servers of its own most of the time: `make test` runs it beside all the rest, and behind it."""
-_NICENESS = 5
-_BEGUN = pytest.StashKey[bool]()
+PARTS = {"faults": "harmed", "postgres": "harmed", "spark": "behind", "compose": "behind"}
+"""Of `make test`, which runs them side by side, since what they do most is to wait for servers: all other folders are a third one."""
+_NICENESS = {"behind": 5}
+_BEGUN = pytest.StashKey[set[str]]()
 hypothesis.settings.register_profile("busy machines", deadline=None)
 hypothesis.settings.load_profile("busy machines")
 
@@ -32,7 +32,7 @@ class Hooks:
     """What a folder's conftest.py may have beside pytest's own hooks."""
 
     def pytest_first_test(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Called once by each process before its first test, with all that it runs: for what is to be ready later."""
+        """Called before the first test of a part, with all that belongs to it: for what is to be ready later."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -60,31 +60,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: next((rank for rank, folder in enumerate(LATE, 1) if folder in item.path.parents), 0))
 
 
-def _is_beside(nodeid: str) -> bool:
-    return nodeid.startswith(tuple(f"tests/{folder}/" for folder in BESIDE))
+def _part_of(nodeid: str) -> str:
+    folder, _, _ = nodeid.removeprefix("tests/").partition("/")
+    return PARTS.get(folder, "all the rest")
 
 
-class _InTwo(LoadScopeScheduling):
-    """For `pytest -n 2`: which of the two processes runs a test."""
+class _InParts(LoadScopeScheduling):
+    """For `pytest -n 3`: which of the processes runs a test."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "beside" if _is_beside(nodeid) else "all the rest"
+        return _part_of(nodeid)
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _InTwo:
-    return _InTwo(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _InParts:
+    return _InParts(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    session = item.session
-    if session.stash.setdefault(_BEGUN, False):
-        return
-    session.stash[_BEGUN] = True
+    """A process that is one of several is told of a part when it begins that, and one that runs all of all at once."""
+    session, part = item.session, ""
     items = session.items
     if "PYTEST_XDIST_WORKER" in os.environ:
-        items = [one for one in items if _is_beside(one.nodeid) == _is_beside(item.nodeid)]
-        os.nice(_NICENESS if _is_beside(item.nodeid) else 0)
+        part = _part_of(item.nodeid)
+        items = [one for one in items if _part_of(one.nodeid) == part]
+    begun = session.stash.setdefault(_BEGUN, set())
+    if part in begun:
+        return
+    begun.add(part)
+    os.nice(_NICENESS.get(part, 0))
     item.config.hook.pytest_first_test(config=item.config, items=items)
 
 
