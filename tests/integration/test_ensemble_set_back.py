@@ -21,9 +21,11 @@ from pathlib import Path
 
 import pytest
 
+from seriatim.cli import coordinators
 from seriatim.cli.embedded import zookeeper
 from seriatim.cli.embedded.ports import LOCALHOST, free_port
 from seriatim.producer import Handle, Producer
+from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.errors import OutcomeUnknown, SeriatimError
 from seriatim.protocol.zookeeper import SessionState, ZooKeeperSession
 from tests.commands import ended
@@ -45,9 +47,8 @@ class Cluster:
         self._ports = {server: free_port() for server in SERVERS}
         self._voters = {f"server.{one}": f"{LOCALHOST}:{free_port()}:{free_port()}" for one in SERVERS}
         self.zookeeper = ",".join(f"{LOCALHOST}:{port}" for port in self._ports.values())
-        coordinators = {name: f"{LOCALHOST}:{free_port()}" for name in ("c1", "c2")}
-        self._coordinators = coordinators
-        self.coordinators = list(coordinators.values())
+        self._coordinators = {name: f"{LOCALHOST}:{free_port()}" for name in ("c1", "c2")}
+        self.coordinators = list(self._coordinators.values())
         self._environment = os.environ | {"SERIATIM_COORDINATOR": ",".join(self.coordinators)}
 
     def start_ensemble(self) -> None:
@@ -135,10 +136,12 @@ def cluster(directory: Path) -> Iterator[Cluster]:
 
 
 def all_in_sync(it: Cluster) -> bool:
-    done = it.tried("group", "list", "--json")
-    groups = [json.loads(line) for line in done.stdout.splitlines()]
-    members = [member for group in groups for member in group["members"]]
-    return len(members) == len(MEMBERS) and all(one["is_in_sync"] and one["is_peer_connected"] for one in members)
+    try:
+        groups = coordinators.call(",".join(it.coordinators), "ListGroups", pb.ListGroupsRequest()).groups
+    except SeriatimError:
+        return False
+    members = [member for group in groups for member in group.members]
+    return len(members) == len(MEMBERS) and all(one.is_in_sync and one.is_peer_connected for one in members)
 
 
 class Sending:
