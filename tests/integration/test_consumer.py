@@ -664,14 +664,15 @@ def test_a_callback_that_would_wait_for_its_own_consumer_is_told_so(cluster: Fak
                 call()
             refused.append(str(error.value))
 
-    consumer = new(
-        cluster,
-        on_elected=lambda: refuse(
-            consumer.close, lambda: consumer.seek(0), consumer.poll, lambda: next(iter(consumer))
-        ),
-        on_deposed=lambda: refuse(consumer.close, consumer.commit),
-    )
+    was_elected = threading.Event()
+
+    def elected() -> None:
+        refuse(consumer.close, lambda: consumer.seek(0), consumer.poll, lambda: next(iter(consumer)))
+        was_elected.set()
+
+    consumer = new(cluster, on_elected=elected, on_deposed=lambda: refuse(consumer.close, consumer.commit))
     assert len(taken(consumer, 2)) == 2
+    assert was_elected.wait(WAIT_S)  # records don't wait for it, and closed is what the rest of it would be told
     assert is_done(consumer.close)
     assert [("callback" in one, "closed" in one) for one in refused] == [(True, False)] * 5 + [(False, True)]
 
