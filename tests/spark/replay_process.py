@@ -2,7 +2,7 @@
 
     replay_process.py STEP COUNT ARGUMENT…
 
-What Spark keeps waiting is told after 2 s.
+What Spark keeps waiting is told after 2 s, and of an unfinished transaction 2,500 rows at most are kept in memory.
 STEP is a step of the target's (`PostgresTarget.on_step`), "cursor wanted", or "never"; COUNT says at the how-manieth time.
 """
 
@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 
 from seriatim.cli.main import run
-from seriatim.consumer.spark import query, replay, work
+from seriatim.consumer.spark import application, query, replay, work
 from seriatim.consumer.spark.cursor import CursorKeeper
 from seriatim.consumer.spark.targets.postgres import PostgresTarget
 
@@ -42,6 +42,7 @@ def want_watched(self, offset):
 
 
 replay.SLOW_S = query.SLOW_S = work.SLOW_S = 2.0
+application.HELD_ROWS = 2_500
 PostgresTarget.__init__ = make_watched_target
 CursorKeeper.want = want_watched
 
