@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterable
 
 from seriatim.broker_group import sealing
 from seriatim.broker_group.broker import Broker
@@ -286,19 +287,24 @@ class Membership:
             names = ", ".join(sorted(broker.unknown_chains.values()))
             problem = problem or f"it keeps a chain of which ZooKeeper knows nothing: queue {names}"
         if broker.unread_chains:
-            copies = broker.kept_chains
-            names = ", ".join(
-                copies[one].queue if one in copies else f"with id {one}" for one in sorted(broker.unread_chains)
-            )
+            names = self._names(broker.unread_chains)
             problem = (
                 problem or f"it doesn't understand the chain, nor what it lacks, of queue {names}: its log says why"
             )
+        if broker.known_to_peer:
+            known = f"{broker.name.peer} knows more of queue {self._names(broker.known_to_peer)} than ZooKeeper"
+            problem = problem or f"{known}: what it lacks here nobody can tell"
         self._told_room = broker.room.has_room
         return Registration(
             broker.incarnation, self._address, broker.peer.connected, is_in_sync, broker.room.has_room, problem,
             self._outside, broker.has_compared, tuple(sorted({*broker.set_back, *broker.unknown_chains})),
-            self.direct, tuple(sorted(broker.unread_chains)),
+            self.direct, tuple(sorted({*broker.unread_chains, *broker.known_to_peer})),
         )  # fmt: skip
+
+    def _names(self, queue_ids: Iterable[QueueId]) -> str:
+        """Of these queues, as far as a copy of their chains is here."""
+        copies = self._broker.kept_chains
+        return ", ".join(copies[one].queue if one in copies else f"with id {one}" for one in sorted(queue_ids))
 
     # ---- the peer
 
@@ -314,6 +320,7 @@ class Membership:
                     self._broker.peer.register(
                         Registered(registration.incarnation, registration.address, registration.direct)
                     )
+                    self._peer_compared(registration)
                 except NoNode:
                     self._broker.peer.register(None)
                     if await self._session.exists(path, self._peer_changed.set):
@@ -324,6 +331,13 @@ class Membership:
                 await asyncio.sleep(RETRY_S)
                 continue
             await self._peer_changed.wait()
+
+    def _peer_compared(self, registration: Registration) -> None:
+        """What it knows more than ZooKeeper stays known while it is away, or hasn't compared its disk yet."""
+        peer = self._broker.peer
+        if registration.has_compared and registration.set_back != peer.set_back:
+            peer.set_back = registration.set_back
+            self._broker.resync_wanted.set()
 
     # ---- chains
 

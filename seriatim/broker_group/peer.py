@@ -17,7 +17,7 @@ from seriatim.protocol.batch_streams import BatchStub
 from seriatim.protocol.direct_calls import DirectCalls
 from seriatim.protocol.errors import DeadlineOver, IncompatibleVersion, SeriatimError, Unreachable
 from seriatim.protocol.incarnations import as_message
-from seriatim.protocol.names import Incarnation
+from seriatim.protocol.names import Incarnation, QueueId
 from seriatim.protocol.streams import read, write
 
 _log = log.logger("broker.peer")
@@ -45,7 +45,10 @@ def of_peer(error: SeriatimError) -> SeriatimError:
 
 
 class Peer:
-    """See the module. `changed` is called when `connected` changed."""
+    """See the module. `changed` is called when `connected` changed.
+
+    `set_back`: queues of which its disk knows more than their chains, as it said when it had compared them last.
+    """
 
     def __init__(self, cluster: str, me: Incarnation) -> None:
         self._cluster = cluster
@@ -55,6 +58,7 @@ class Peer:
         self._task: asyncio.Task[None] | None = None
         self.registered: Registered | None = None
         self.connected: Incarnation | None = None
+        self.set_back: tuple[QueueId, ...] = ()
         self.changed: Callable[[], None] = lambda: None
 
     def stub(self, address: str) -> Any:

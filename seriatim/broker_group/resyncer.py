@@ -93,6 +93,7 @@ class Resyncer:
     async def _pass(self) -> str:
         """Do what is planned. Returns what is still missing, "" for nothing."""
         held, kept = await self._held(), self._broker.kept_chains
+        known_to_peer = self._broker.peer.set_back  # older than the chains: what it says no more, they have
         chains, unread = await self._chains()
         self._found_unread(self._broker.unread_chains | unread)
         self._compare(chains, unread, held, kept)
@@ -109,6 +110,7 @@ class Resyncer:
         held = await self._held()
         left = resync.plan(self._broker.name, documents, held)
         self._found_unread(unread)  # only now: what lacks of one that is understood again is told with it, below
+        self._found_known_to_peer(known_to_peer)
         problems = (
             *map(self._broker.set_back_problem, self._broker.set_back),
             *self._waiting[-1:],
@@ -207,6 +209,14 @@ class Resyncer:
             _log.warning("chain not understood", queue_id=queue_id, reason=unread[queue_id])
         if unread != broker.unread_chains:
             broker.unread_chains = unread
+            broker.is_registration_old.set()
+
+    def _found_known_to_peer(self, queue_ids: Iterable[QueueId]) -> None:
+        """As of unread ones: on a blank disk nothing shows that a queue was lost, nor what was here of it."""
+        broker = self._broker
+        known = frozenset(queue_ids) - broker.set_back.keys() - broker.unknown_chains.keys()
+        if known != broker.known_to_peer:
+            broker.known_to_peer = known
             broker.is_registration_old.set()
 
     async def _chain(self, queue_id: QueueId) -> SeenChain | str | None:

@@ -551,6 +551,29 @@ class ZooKeeperWithALink(EmptyZooKeeper):
         self.created.append(data)
 
 
+class ZooKeeperWithAnotherQueue(ZooKeeperWithALink):
+    """All is let go of the first queue; of another one, 9, this member has nothing of the link that ended. `state`: of that one's chain."""
+
+    state = "lost"
+
+    async def children(self, *_: object) -> list[str]:
+        return [str(RECORD.queue_id)] if self.state == "lost" else [str(RECORD.queue_id), "9"]
+
+    async def get(self, path: str = "", watch: Callable[[], None] | None = None) -> tuple[bytes, int]:
+        data, version = await super().get(path, watch)
+        if not path.endswith("chain"):
+            return data, version
+        document = chain_json.decode(data)
+        if path == Paths("c").chain(RECORD.queue_id):
+            let_go = replace(document.dropped, epoch=Epoch(9))
+            return chain_json.encode(replace(document, links=(), dropped=let_go, next_epoch=Epoch(9))), version
+        if self.state == "damaged":
+            return b"junk", version
+        end = Certificate(Index(3), (), Durability.SYNC, True, {}, {}, b"of three records", None, 3)
+        link = replace(document.links[0], state=LinkState.SEALED, certificate=end)
+        return chain_json.encode(replace(document, queue_id=QueueId(9), links=(link,))), version
+
+
 class ZooKeeperWithARegistration(ZooKeeperWithALink):
     """`told`: of the registration, when it is made and when it goes."""
 
@@ -1569,28 +1592,9 @@ def test_a_member_that_can_t_read_one_chain_is_in_sync_with_all_other_queues(
 ) -> None:
     """It wasn't with any: one damaged node kept every group from coming back, for every queue."""
 
-    class ZooKeeperWithDamage(ZooKeeperWithALink):
-        is_damaged = True
-
-        async def children(self, *_: object) -> list[str]:
-            return [str(RECORD.queue_id), "9"]
-
-        async def get(self, path: str = "", watch: Callable[[], None] | None = None) -> tuple[bytes, int]:
-            data, version = await super().get(path, watch)
-            if not path.endswith("chain"):
-                return data, version
-            document = chain_json.decode(data)
-            if path == Paths("c").chain(RECORD.queue_id):
-                let_go = replace(document.dropped, epoch=Epoch(9))
-                return chain_json.encode(replace(document, links=(), dropped=let_go, next_epoch=Epoch(9))), version
-            if self.is_damaged:
-                return b"junk", version
-            end = Certificate(Index(3), (), Durability.SYNC, True, {}, {}, b"of three records", None, 3)
-            link = replace(document.links[0], state=LinkState.SEALED, certificate=end)
-            return chain_json.encode(replace(document, queue_id=QueueId(9), links=(link,))), version
-
     async def scenario(broker: Broker, _: LinkRunner) -> None:
-        zookeeper = ZooKeeperWithDamage()
+        zookeeper = ZooKeeperWithAnotherQueue()
+        zookeeper.state = "damaged"
         membership = Membership(broker, cast("ZooKeeperSession", zookeeper), "")
         resyncer, _keeper = resyncer_of(broker, zookeeper)
         broker.problem = await resyncer._pass()
@@ -1608,12 +1612,44 @@ def test_a_member_that_can_t_read_one_chain_is_in_sync_with_all_other_queues(
             meanwhile.append(membership._registration())
 
         broker.saw_chain = saw  # type: ignore[method-assign]
-        zookeeper.is_damaged = False
+        zookeeper.state = "whole"
         broker.problem = await resyncer._pass()
         meanwhile.append(membership._registration())
         assert broker.problem
         assert not broker.unread_chains
         assert not any(one.is_in_sync_with(QueueId(9)) for one in meanwhile)
+
+    with_links(scenario)
+
+
+def test_a_blank_disk_is_not_in_sync_with_a_queue_that_only_the_other_member_knows(
+    with_links: Callable[[Scenario], None],
+) -> None:
+    """ZooKeeper lost it. The blank one said *in sync* meanwhile, as who replaces the other disk asks, and for half a minute after it was recovered."""
+
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        zookeeper = ZooKeeperWithAnotherQueue()
+        membership = Membership(broker, cast("ZooKeeperSession", zookeeper), "")
+        resyncer, _keeper = resyncer_of(broker, zookeeper)
+        other = Registration(Incarnation("b", 1), "", set_back=(QueueId(9),))
+        for told in (other, replace(other, set_back=(), has_compared=False)):  # started again, it hasn't looked yet
+            membership._peer_compared(told)
+            broker.problem = await resyncer._pass()
+            said = membership._registration()
+            assert said.is_in_sync_with(RECORD.queue_id)
+            assert not said.is_in_sync_with(QueueId(9))
+            assert (
+                said.problem == "g1-b knows more of queue with id 9 than ZooKeeper: what it lacks here nobody can tell"
+            )
+
+        zookeeper.state = "whole"
+        broker.resync_wanted.clear()
+        membership._peer_compared(replace(other, set_back=()))
+        assert broker.resync_wanted.is_set()
+        assert not membership._registration().is_in_sync_with(QueueId(9))
+        broker.problem = await resyncer._pass()
+        assert broker.problem
+        assert not broker.known_to_peer
 
     with_links(scenario)
 

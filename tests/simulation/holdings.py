@@ -124,7 +124,7 @@ class Holdings:
                 member, other = state.members.get(place), state.members.get("b" if place == "a" else "a")
                 if member is None or other is None:
                     obstacle = f"{group}-{place} isn't registered"
-                elif not member.is_in_sync:
+                elif not member.is_in_sync_with(document.queue_id):
                     obstacle = f"{group}-{place} doesn't say that it is in sync"
                 elif member.peer != other.incarnation:
                     obstacle = f"{group}-{place} isn't connected to its peer"
@@ -158,7 +158,8 @@ class Holdings:
         for link in ended:
             for one in self.registered(link.group) if link.epoch not in known else ():
                 is_side = one.incarnation in (link.master.incarnation, link.slave.incarnation)
-                if one.is_in_sync and not is_side and link in _missing(after, link.group, self._table(one.incarnation)):
+                is_claimed = one.is_in_sync_with(after.queue_id) and not is_side
+                if is_claimed and link in _missing(after, link.group, self._table(one.incarnation)):
                     self._tell(f"6: {one.incarnation} says that it is in sync, and lacks link {link.epoch}")
 
     def _table(self, incarnation: Incarnation) -> Table:
