@@ -306,7 +306,11 @@ def _member_text(group: pb.GroupView, place: str) -> str:
         return "not there"
     if not member.is_in_sync:
         return "resyncing"
-    return "in sync" if member.is_peer_connected else "in sync, not connected to its peer"
+    if member.is_peer_connected:
+        return "in sync"
+    other = MemberName(group.group, place).peer
+    address = next((one.address for one in group.members if one.member == other.member), "")
+    return f"in sync, not connected to {other}{f' at {address}' if address else ''}"
 
 
 def queue_lines(view: pb.QueueView) -> Iterator[str]:

@@ -1104,7 +1104,10 @@ def test_a_member_whose_peer_is_away_is_shown_in_sync_where_it_is(asked):
     alone = a_group(is_draining=False)
     alone.members[0].is_peer_connected = False
     asked.replies["ListGroups"] = groups(alone)
-    assert "in service  in sync, not connected to its peer  disk full" in invoke("group", "list").output
+    assert "in service  in sync, not connected to g1-b at h:2  disk full" in invoke("group", "list").output
+    alone.members[1].CopyFrom(pb.MemberView(member="b"))
+    asked.replies["ListGroups"] = groups(alone)
+    assert "in service  in sync, not connected to g1-b  not there" in invoke("group", "list").output
 
 
 def test_what_troubles_members_is_said_once_below_the_table_where_it_is_long(asked):

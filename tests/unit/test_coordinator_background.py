@@ -568,7 +568,7 @@ def test_a_group_whose_members_don_t_reach_each_other_is_no_switch_that_is_left(
     world = sending_world()
     registry = without_peers(world, "g2")
     assert status.switches_left(world.document, registry) == 1
-    assert status.waits(world.document, registry) == {"g2": "g2-a is not connected to its peer"}
+    assert status.waits(world.document, registry) == {"g2": "g2-a is not connected to g2-b at g2-b:1"}
     assert status.switches_left(world.document, without_peers(world, "g1")) == 2
 
 

@@ -125,12 +125,13 @@ class Registry:
         return self.set_back(queue_id) or ({"coordinator": not_ready(awaited).message} if awaited else {})
 
     def apart(self, name: str) -> str:
-        """Which member of a group doesn't reach the other one, or empty."""
+        """Which member of a group doesn't reach the other one, and where that is said to be, or empty."""
         group = self.group(name)
-        return next(
-            (f"{name}-{place} is not connected to its peer" for place in MEMBERS if not group.is_peer_connected(place)),
-            "",
-        )
+        for place, other in zip(MEMBERS, reversed(MEMBERS), strict=True):
+            if not group.is_peer_connected(place):
+                where = f" at {group.members[other].address}" if other in group.members else ""
+                return f"{name}-{place} is not connected to {name}-{other}{where}"
+        return ""
 
     def send_obstacle(self, name: str) -> str:
         """Why a group of a send list can't take records now, or empty (protocol.md 4, step 4)."""
