@@ -84,6 +84,7 @@ class _Run:
         self.acknowledgements = acknowledgements
         self.news = news
         self.read = 0
+        self.sent = 0
         self.is_at_end = False
         self.is_stopping = False
         self.status: Status | None = None
@@ -266,7 +267,7 @@ def produce(
     if failure is not None:
         raise failure
     if _has_end(file) and not run.is_at_end:
-        run.say(f"Stopped before the end of {_called(file)}: {run.read:,} lines of it were read")
+        run.say(f"Stopped before the end of {_called(file)}: line {run.sent + 1} and those behind it weren't sent")
         context.exit(exits.REFUSED)
     if run.acknowledgements.acknowledged < run.read:
         context.exit(exits.REFUSED)
@@ -317,6 +318,7 @@ def _send_lines(run: _Run, incoming: Iterator[list[bytes]], parse: _Parse) -> No
                 raise type(error)(f"line {run.read}: {error.message}", **error.details) from error
             if not is_sent:
                 return
+            run.sent += 1
         run.count()
     run.is_at_end = True
 

@@ -71,8 +71,23 @@ def test_a_signal_while_it_stands_by_ends_it_and_a_file_that_was_not_read_is_no_
     assert code == exits.REFUSED
     assert json.loads(output)["read"] == 0
     called = "standard input" if is_given else file
-    assert f"Stopped before the end of {called}: 0 lines of it were read" in said
+    assert f"Stopped before the end of {called}: line 1 and those behind it weren't sent" in said
     assert cluster.values() == []
+
+
+def test_who_stops_it_amid_a_file_is_told_where_to_go_on(cluster: SmallCluster, tmp_path: Path) -> None:
+    """It told how many lines were read: one more than were sent, which whoever went on behind them left out."""
+    file = tmp_path / "lines"
+    file.write_text("".join(f"{number}\n" for number in range(1, 2_000_001)))
+    with start(cluster, str(file), "--json") as process:
+        wait_until(lambda: cluster.end() > 0)
+        process.send_signal(signal.SIGTERM)
+        code, output, said = ended(process)
+    assert code == exits.REFUSED
+    found = re.search(f"Stopped before the end of {file}: line ([0-9]+) and those behind it weren't sent", said)
+    assert found is not None, said
+    assert cluster.values() == [str(number).encode() for number in range(1, int(found[1]))]
+    assert json.loads(output)["acknowledged"] == int(found[1]) - 1
 
 
 def test_nothing_is_written_over_what_somebody_types(cluster: SmallCluster) -> None:
