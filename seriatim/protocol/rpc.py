@@ -240,7 +240,9 @@ def translated(error: grpc.aio.AioRpcError, peer: str = "") -> SeriatimError:
     where = f" at {peer}" if peer else ""
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineOver(f"no answer in time{where}")
-    if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNIMPLEMENTED):
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return Unreachable(f"what answers{where} is another kind of server, or an earlier version: {details}")
+    if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         return Unreachable(f"nobody answers{where}: {details}")
     if error.code() is grpc.StatusCode.INTERNAL and details == "Internal error from Core":
         # A write that met the end of its stream hides the status with which the other side ended it.

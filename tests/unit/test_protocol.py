@@ -66,6 +66,15 @@ def test_what_a_proxy_says_of_a_call_is_none_of_our_errors():
     assert type(rpc.translated(failure)) is errors.Unreachable
 
 
+def test_who_asks_a_server_of_another_kind_is_told_so():
+    """As where a broker's address was given for a coordinator's: nobody answered there, it said."""
+    metadata = grpc.aio.Metadata()
+    failure = grpc.aio.AioRpcError(grpc.StatusCode.UNIMPLEMENTED, metadata, metadata, details="Method not found!")
+    told = rpc.translated(failure, "h:1")
+    assert type(told) is errors.Unreachable
+    assert told.message.startswith("what answers at h:1 is another kind of server")
+
+
 def test_automatic_seqs_rise_from_one_elected_sender_to_the_next():
     assert automatic_seq(Token(1), 2**40 - 1) < automatic_seq(Token(2), 0) < automatic_seq(Token(2), 1) < 2**64
     for token, counter in [(2**24, 0), (0, 2**40), (-1, 0)]:
