@@ -396,4 +396,4 @@ async def _read(stream: Any, address: str) -> QueueView | None:
 
 def _short(problem: str) -> str:
     """The reason, which gRPC's text for a connection that failed says last."""
-    return problem.rsplit(": ", 1)[-1] if "Failed to connect" in problem else problem
+    return problem.rsplit(": ", 1)[-1] if "failed to connect" in problem.lower() else problem

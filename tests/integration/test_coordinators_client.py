@@ -173,6 +173,24 @@ def test_a_coordinator_that_can_t_do_it_is_not_said_to_be_gone():
     asyncio.run(scenario())
 
 
+def test_why_a_connection_ends_is_told_without_grpc_s_own_words():
+    """As where containers' proxy takes it for a coordinator that is down: which words depends on chance, and `produce` told each anew."""
+
+    async def scenario():
+        async def ends(_, writer):
+            writer.close()
+
+        async with await asyncio.start_server(ends, "127.0.0.1", 0) as server:
+            address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            async with Coordinators(address) as coordinators:
+                with pytest.raises(Unreachable) as told:
+                    await coordinators.call("DescribeQueue", pb.QueueRequest(queue="q"))
+        assert told.value.message.startswith(f"no coordinator answers at {address}: ")
+        assert "addresses" not in told.value.message
+
+    asyncio.run(scenario())
+
+
 def test_a_silent_one_is_passed_over_for_a_question_but_a_change_isn_t_asked_for_twice():
     async def scenario():
         silent, answering = Coordinator(is_silent=True), Coordinator(9)
