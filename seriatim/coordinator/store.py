@@ -83,8 +83,13 @@ class Store(Remembered):
         try:
             queue_id, _ = await read_as(queue_id_from, self.session, path)
         except NoNode as error:
-            raise UnknownQueue(f"there is no queue {name}", queue=name) from error
+            raise UnknownQueue(f"there is no queue {name}{self._perhaps_lost()}", queue=name) from error
         return queue_id
+
+    def _perhaps_lost(self) -> str:
+        """For who asks for a queue by a name that ZooKeeper doesn't know: before he makes it anew, which would be in its way."""
+        is_lost = bool(self.registry.all_set_back - self.chains.keys())
+        return ", but ZooKeeper has lost some that members know: `seriatim group list` names them" if is_lost else ""
 
     async def read_chain(self, queue_id: QueueId) -> tuple[ChainDocument, ChainVersion]:
         """The chain document now. Raises UnknownQueue, NoChainDocument, and Unreachable where a newer version wrote it.

@@ -836,6 +836,24 @@ def test_a_member_can_register_whatever_it_has_to_say(zookeeper: str) -> None:
     asyncio.run(scenario())
 
 
+def test_who_asks_for_a_queue_that_zookeeper_may_have_lost_is_told_so(zookeeper: str) -> None:
+    """There was no such queue, it said, and how to make one: which would be in the way of the one that was to be recovered."""
+
+    async def scenario() -> None:
+        async with session(zookeeper) as member, started_store(zookeeper) as (_, store):
+            with pytest.raises(UnknownQueue, match=r"there is no queue orders \("):
+                await store.queue_id("orders")
+            said = Registration(Incarnation("d", 1), "h:1", set_back=(QueueId(1),))
+            await member.create(store.paths.group("g1"), b'{"is_draining": false}', parents=True)
+            await member.ensure(store.paths.members("g1"))
+            await member.create(store.paths.member("g1", "a"), said.encode(), ephemeral=True)
+            await store.look_up_registry()
+            with pytest.raises(UnknownQueue, match="ZooKeeper has lost some that members know"):
+                await store.queue_id("orders")
+
+    asyncio.run(scenario())
+
+
 def test_nothing_is_done_by_a_chain_that_was_set_back_within_a_session(zookeeper: str) -> None:
     """An ensemble lets its clients into the sessions that the older copy of its data has, too. Only deleting the queue harms nothing."""
 
