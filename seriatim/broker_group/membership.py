@@ -282,7 +282,8 @@ class Membership:
             problem, is_in_sync = broker.store.failure.message, False
         if not broker.room.has_room:
             reserve_mb = broker.room.reserve_bytes // 1024**2
-            problem = problem or f"no room on the disk for more records: --reserve-mb keeps {reserve_mb:,} MB free"
+            full = f"no room on the disk for more records: --reserve-mb keeps {reserve_mb:,} MB free"
+            problem = problem or broker.store.why_no_room or full
         if broker.unknown_chains:
             names = ", ".join(sorted(broker.unknown_chains.values()))
             problem = problem or f"it keeps a chain of which ZooKeeper knows nothing: queue {names}"

@@ -76,7 +76,12 @@ CHAIN_FLUSH_S: Final = 0.1
 
 
 class Store:
-    """One member's disk. Made by `open_store`; used from the loop's thread."""
+    """One member's disk. Made by `open_store`; used from the loop's thread.
+
+    `why_no_room`: why `free_bytes` couldn't tell, for people; empty where it could.
+    """
+
+    why_no_room = ""
 
     def __init__(
         self,
@@ -125,8 +130,10 @@ class Store:
             return 0
         try:
             found = os.statvfs(self.directory)
-        except OSError:
+        except OSError as error:
+            self.why_no_room = f"what room {self.directory} has can't be told: {error.strerror}"
             return 0
+        self.why_no_room = ""
         return found.f_bavail * found.f_frsize
 
     def make_room(self, *, is_short: bool, is_enough_to_copy: bool) -> None:

@@ -369,6 +369,26 @@ def test_a_disk_that_can_t_answer_a_question_ends_nobody(
     with_links(scenario)
 
 
+def test_a_directory_that_is_gone_is_not_said_to_be_full(
+    with_links: Callable[[Scenario], None], tmp_path: Path
+) -> None:
+    """Moved, or unmounted: there was no room, said its member, and who looked at the disk found plenty."""
+
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        membership = Membership(broker, cast("ZooKeeperSession", ZooKeeperWithALink()), "")
+        broker.problem = ""
+        there, broker.store.directory = broker.store.directory, tmp_path / "gone"
+        membership._look_at_disk()
+        said = membership._registration()
+        assert not said.is_accepting
+        assert said.problem == f"what room {tmp_path / 'gone'} has can't be told: No such file or directory"
+        broker.store.directory = there
+        membership._look_at_disk()
+        assert membership._registration().problem == ""
+
+    with_links(scenario)
+
+
 def test_a_disk_that_failed_is_told_also_where_nobody_waited_for_it(
     with_links: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
