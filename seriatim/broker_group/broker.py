@@ -60,8 +60,9 @@ class Unread(NamedTuple):
 class Broker:
     """One member. `resync_wanted` is set when something may be missing here.
 
-    `problem`: what surely is, as it is told; empty: the member is in sync. `found`: the last that was, since the present pass of the
-    resync began. `is_registration_old` is set whenever the member may have something else to say of itself.
+    `lacking`: what surely is, by queue, as it is told; `found`: what of it was found since the present pass of the resync began. `doubt`:
+    why it isn't known what is. With none of it the member is in sync. `is_registration_old` is set whenever the member may have
+    something else to say of itself.
 
     `opened` is told of each link that is new here. `maybe_drained`: links whose end or cursors have changed since somebody
     looked whether they are read to their end; `drained_wanted` is set when one comes to it. `has_compared`: the disk with the
@@ -85,8 +86,9 @@ class Broker:
         self.resync_wanted = asyncio.Event()
         self.drained_wanted = asyncio.Event()
         self.is_registration_old = asyncio.Event()
-        self.problem = "not compared with the chain yet"
-        self.found = ""
+        self.doubt = "not compared with the chain yet"
+        self.lacking: dict[QueueId, str] = {}
+        self.found: dict[QueueId, str] = {}
         self.maybe_drained: set[LinkKey] = set()
         self.damaged: set[tuple[LinkKey, Index]] = set(store.lost())
         self.unreadable: dict[tuple[LinkKey, Index], Unread] = {}
@@ -117,9 +119,14 @@ class Broker:
     def incarnation(self) -> Incarnation:
         return self.store.incarnation
 
-    def found_lacking(self, problem: str) -> None:
-        """Said at once, not only when the next pass ends: nobody may take this member for one in sync meanwhile."""
-        self.problem = self.found = problem
+    @property
+    def problem(self) -> str:
+        """Why it isn't in sync, for people; empty where it is."""
+        return self.doubt or next(iter(self.lacking.values()), "")
+
+    def found_lacking(self, queue_id: QueueId, problem: str) -> None:
+        """Said at once, not only when the next pass ends: nobody may take this member for one in sync with that queue meanwhile."""
+        self.lacking[queue_id] = self.found[queue_id] = problem
         self.is_registration_old.set()
 
     # ---- links
@@ -324,7 +331,7 @@ class Broker:
         """The error of whoever goes by a chain that is older than this disk, which is said from now on."""
         if self.set_back.get(queue_id) != what:
             self.set_back[queue_id] = what
-            self.found_lacking(self.set_back_problem(queue_id))
+            self.found_lacking(queue_id, self.set_back_problem(queue_id))
             _log.error("ZooKeeper was set back", queue_id=queue_id, what=what)
         return ChainSetBack(self.set_back_problem(queue_id), queue_id=queue_id)
 
@@ -357,12 +364,12 @@ class Broker:
         """What lies in a damaged table of RocksDB's can't be mended batch by batch: it trusts no table that it can't read."""
         if key in self._links and self.unreadable.get((key, index)) != unread:
             self.unreadable[key, index] = unread
-            self.found_lacking(self.unreadable_problem)
+            self.found_lacking(key[0], self.unreadable_problems[key[0]])
 
     @property
-    def unreadable_problem(self) -> str:
-        """For people; empty where all can be read, as far as is known."""
-        return next((f"{self.told(key)}: {one.why}" for (key, _), one in self.unreadable.items()), "")
+    def unreadable_problems(self) -> dict[QueueId, str]:
+        """For people, by queue; of each the first."""
+        return {key[0]: f"{self.told(key)}: {one.why}" for (key, _), one in reversed(self.unreadable.items())}
 
     async def read_again(self) -> None:
         """What couldn't be read is asked of the disk once more: a failure that passes, as where no file could be opened, is none."""
@@ -384,7 +391,7 @@ class Broker:
             return  # dropped, or cut, while it was read; or a reader tries again, whose only other member is away
         _log.error("damaged batch", queue_id=key[0], epoch=key[1], index=index)
         self.damaged.add((key, index))
-        self.found_lacking(f"{self.told(key)}: the batch at index {index} is damaged")
+        self.found_lacking(key[0], f"{self.told(key)}: the batch at index {index} is damaged")
         self.resync_wanted.set()
 
     def _forget_damage(self, key: LinkKey, from_index: Index) -> None:

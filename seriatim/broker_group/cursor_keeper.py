@@ -295,22 +295,22 @@ class CursorKeeper:
         """The chain document says that the peer's cursors of this link are stale: this member has to bring them up."""
         self._noted.setdefault(key, set())
 
-    async def bring_up_peer(self, chain_version: Callable[[QueueId], Awaitable[int]]) -> None:
-        """Pass on every cursor of the links noted, then take the note back. Raises what the peer or a coordinator answers.
+    async def bring_up_peer(self, chain_version: Callable[[QueueId], Awaitable[int]]) -> dict[QueueId, SeriatimError]:
+        """Pass on every cursor of the links noted, then take the note back. Raises Unreachable, DeadlineOver where nobody answers.
 
-        Whether or not that is answered, it may be done now, or any time until the chain changes: a commit that doesn't
+        Returns what was answered instead, by queue: as of one that was set back, and stands still until an operator comes.
+        Whether or not a coordinator answers, the note may be taken back now, or any time until the chain changes: a commit that doesn't
         reach the peer from then on is noted anew, which changes the chain.
         """
-        failure: SeriatimError | None = None
+        refused: dict[QueueId, SeriatimError] = {}
         for key in list(self._noted):
             try:
                 await self._bring_up_in(key, chain_version)
-            except SeriatimError as error:  # as of a queue that was set back, and stands still until an operator comes
+            except SeriatimError as error:
                 if nobody_answers(error):
                     raise  # and all the others would wait for the same one
-                failure = failure or error
-        if failure is not None:
-            raise failure
+                refused.setdefault(key[0], error)
+        return refused
 
     async def _bring_up_in(self, key: LinkKey, chain_version: Callable[[QueueId], Awaitable[int]]) -> None:
         runner = self._broker.find(key)

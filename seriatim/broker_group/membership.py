@@ -277,9 +277,10 @@ class Membership:
 
     def _registration(self) -> Registration:
         broker = self._broker
-        problem, is_in_sync = broker.problem, not broker.problem
+        problem, lacking = broker.problem, () if broker.doubt else tuple(sorted(broker.lacking))
+        is_in_sync = not problem
         if broker.store.failure is not None:  # also where nobody met it yet: another member is to be found now
-            problem, is_in_sync = broker.store.failure.message, False
+            problem, is_in_sync, lacking = broker.store.failure.message, False, ()
         if not broker.room.has_room:
             reserve_mb = broker.room.reserve_bytes // 1024**2
             full = f"no room on the disk for more records: --reserve-mb keeps {reserve_mb:,} MB free"
@@ -299,7 +300,7 @@ class Membership:
         return Registration(
             broker.incarnation, self._address, broker.peer.connected, is_in_sync, broker.room.has_room, problem,
             self._outside, broker.has_compared, tuple(sorted({*broker.set_back, *broker.unknown_chains})),
-            self.direct, tuple(sorted({*broker.unread_chains, *broker.known_to_peer})),
+            self.direct, tuple(sorted({*broker.unread_chains, *broker.known_to_peer})), lacking,
         )  # fmt: skip
 
     def _names(self, queue_ids: Iterable[QueueId]) -> str:

@@ -7,6 +7,7 @@ the member is in sync. Nothing of it is remembered between passes, so it may be 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from dataclasses import replace
 
@@ -61,7 +62,7 @@ class Resyncer:
         self._keeper = keeper
         self._session = session
         self._paths = paths
-        self._waiting: list[str] = []  # what the last pass couldn't do
+        self._waiting: dict[QueueId, list[str]] = {}  # what the last pass couldn't do
 
     async def run(self) -> None:
         """Passes, one after the other, as long as the process lives."""
@@ -69,15 +70,17 @@ class Resyncer:
         while True:
             await asyncio.sleep(SETTLE_S)
             wanted.clear()
-            broker.found = ""
+            broker.found = {}
             began_s = boottime_s()
+            told = broker.doubt, broker.lacking
             try:
-                problem = await self._pass() or broker.found
+                left = await self._pass()
+                broker.doubt, broker.lacking = "", {**broker.found, **left}
             except SeriatimError as error:
-                problem = str(error)
-            if problem != broker.problem:
+                broker.doubt = str(error)
+            if (broker.doubt, broker.lacking) != told:
+                problem = broker.problem
                 _log.info("in sync" if not problem else "not in sync", problem=problem or None)
-                broker.problem = problem
                 broker.is_registration_old.set()
             await asyncio.sleep(min(boottime_s() - began_s, REST_S))
             await is_set_within(wanted, self._pause_s())
@@ -90,8 +93,8 @@ class Resyncer:
         # Where an operator recovers such a queue something waits until this member has looked again.
         return REST_S if self._broker.unknown_chains or self._broker.unread_chains else IDLE_S
 
-    async def _pass(self) -> str:
-        """Do what is planned. Returns what is still missing, "" for nothing."""
+    async def _pass(self) -> dict[QueueId, str]:
+        """Do what is planned. Returns what is still missing, by queue."""
         held, kept = await self._held(), self._broker.kept_chains
         known_to_peer = self._broker.peer.set_back  # older than the chains: what it says no more, they have
         chains, unread = await self._chains()
@@ -106,24 +109,28 @@ class Resyncer:
         await self._broker.read_again()
         damaged = await self._mend_all()
         await self._keeper.forget_deleted(documents)
-        await self._bring_up_peer(documents)
+        refused = await self._bring_up_peer(documents)
         held = await self._held()
         left = resync.plan(self._broker.name, documents, held)
         self._found_unread(unread)  # only now: what lacks of one that is understood again is told with it, below
         self._found_known_to_peer(known_to_peer)
-        problems = (
-            *map(self._broker.set_back_problem, self._broker.set_back),
-            *self._waiting[-1:],
+        steps = Counter(action.queue_id for action in left)
+        problems: dict[QueueId, str] = {}
+        for found in (
+            {queue_id: self._broker.set_back_problem(queue_id) for queue_id in self._broker.set_back},
+            {queue_id: told[-1] for queue_id, told in self._waiting.items()},
             damaged,
-            self._broker.unreadable_problem,
-            f"{len(left)} steps left" if left else "",
+            {queue_id: str(error) for queue_id, error in refused.items()},
+            self._broker.unreadable_problems,
+            {queue_id: f"{number} steps left" for queue_id, number in steps.items()},
             resync.unfinished(self._broker.name, self._broker.incarnation, documents, held, self._broker.told),
-        )
-        return next(filter(None, problems), "")
+        ):
+            problems |= {queue_id: told for queue_id, told in found.items() if queue_id not in problems}
+        return problems
 
     async def _carry_out(self, actions: Iterable[resync.Action], chains: Mapping[QueueId, SeenChain]) -> None:
         """Each once; what one of them waits for keeps none of the others."""
-        told, self._waiting = set(self._waiting), []
+        told, self._waiting = {one for some in self._waiting.values() for one in some}, {}
         for action in actions:
             try:
                 await self._do(action, chains[action.queue_id].version)
@@ -133,21 +140,24 @@ class Resyncer:
                 )
                 if isinstance(action, resync.TakeCursors) and isinstance(error, MemberBehind):
                     problem += f"; unless it soon has them, seek {', '.join(action.of)}"
-                self._waiting.append(problem)
+                self._waiting.setdefault(action.queue_id, []).append(problem)
                 if problem not in told:
                     _log.warning("resync waits", queue_id=action.queue_id, epoch=action.epoch, reason=problem)
 
-    async def _mend_all(self) -> str:
-        """All that is damaged. Returns what the first one waits for that can't be mended now, "" for nothing."""
-        problem = ""
+    async def _mend_all(self) -> dict[QueueId, str]:
+        """All that is damaged. Returns what the first one of each queue waits for that can't be mended now."""
+        problems: dict[QueueId, str] = {}
         for key, index in sorted(self._broker.damaged):
             try:
                 await self._mend(key, index)
             except SeriatimError as error:  # the others, and the peer, need not wait for this one
-                problem = problem or f"{self._broker.told(key)}: mend index {index}: {error}"
+                problems.setdefault(key[0], f"{self._broker.told(key)}: mend index {index}: {error}")
                 if isinstance(error, (Unreachable, DiskFull)):
-                    break  # for all the others, too; of a lost file they are as many as its batches
-        return problem
+                    # For all the others, too; of a lost file they are as many as its batches.
+                    for left, at in sorted(self._broker.damaged):
+                        problems.setdefault(left[0], f"{self._broker.told(left)}: mend index {at}: {error}")
+                    break
+        return problems
 
     def _compare(
         self,
@@ -253,7 +263,7 @@ class Resyncer:
             runner = self._broker.find(record.key)
             return None if runner is None else runner.holding()
         except DiskFailed as error:
-            self._broker.found = f"{self._broker.told(record.key)}: {error}"
+            self._broker.found[record.queue_id] = f"{self._broker.told(record.key)}: {error}"
             return resync.Holding(record, Index(0), is_readable=False)
 
     async def _do(self, action: resync.Action, version: ChainVersion) -> None:
@@ -360,7 +370,7 @@ class Resyncer:
         self._broker.damaged.discard((key, index))
         _log.info("damaged batch mended", queue_id=key[0], epoch=key[1], index=index)
 
-    async def _bring_up_peer(self, documents: Mapping[QueueId, ChainDocument]) -> None:
+    async def _bring_up_peer(self, documents: Mapping[QueueId, ChainDocument]) -> dict[QueueId, SeriatimError]:
         name = self._broker.name
         for queue_id, document in documents.items():
             for note in document.stale_cursors:
@@ -369,4 +379,5 @@ class Resyncer:
                     self._keeper.found_stale((queue_id, note.epoch))
         await self._keeper.note_lost(documents)
         if self._keeper.has_noted and self._broker.peer.connected is not None:
-            await self._keeper.bring_up_peer(self._version)
+            return await self._keeper.bring_up_peer(self._version)
+        return {}

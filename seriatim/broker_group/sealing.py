@@ -95,7 +95,7 @@ async def _seal_open(broker: Broker, record: LinkRecord) -> None:
         runner = broker.find(record.key)
     except DiskFailed as error:
         # What isn't loaded takes no records, and was opened for an earlier start: the others can be sealed, and served.
-        broker.found_lacking(f"{broker.told(record.key)}: {error}")
+        broker.found_lacking(record.queue_id, f"{broker.told(record.key)}: {error}")
         return
     if runner is None:
         return  # let go meanwhile
@@ -104,7 +104,7 @@ async def _seal_open(broker: Broker, record: LinkRecord) -> None:
         runner.changed_record(replace(record, is_whole=False))
     async with broker.lock(record.key):
         refused = await runner.sealed(runner.record.chain_version)
-    broker.found_lacking(f"{broker.told(record.key)}: its end isn't recorded yet")
+    broker.found_lacking(record.queue_id, f"{broker.told(record.key)}: its end isn't recorded yet")
     broker.resync_wanted.set()
     if refused is None:
         _log.info("link sealed by the member itself", **record.named)
@@ -145,7 +145,7 @@ async def record_end(broker: Broker, ended: LinkRecord) -> tuple[LinkRunner, boo
         has_it = runner.holding().has_it
     if not has_it or record.lacks_cursors:
         if is_news:  # else it was said: a coordinator asks each second, and all that watch are told what changes
-            broker.found_lacking(f"{broker.told(record.key)} isn't whole here")
+            broker.found_lacking(record.queue_id, f"{broker.told(record.key)} isn't whole here")
         broker.resync_wanted.set()
     broker.look_for_drained(ended.key)
     return runner, has_it

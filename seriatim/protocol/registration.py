@@ -22,7 +22,8 @@ class Registration:
     `outside`: the address that reaches it from outside of the cluster's network; empty where `address` does. `has_compared`: its
     disk with the chains, since it came to ZooKeeper. `set_back`: queues of which its disk knows more than their chains. `direct`:
     where it takes batches without gRPC; empty: nowhere. `unread`: queues whose chains it doesn't understand, or of which the other
-    member knows more than their chains: in sync isn't said of those.
+    member knows more than their chains: in sync isn't said of those. `lacking`: where it isn't in sync, the queues of which it lacks
+    something, and of no others; none: that isn't known.
     """
 
     incarnation: Incarnation
@@ -36,10 +37,11 @@ class Registration:
     set_back: tuple[QueueId, ...] = ()
     direct: str = ""
     unread: tuple[QueueId, ...] = ()
+    lacking: tuple[QueueId, ...] = ()
 
     def is_in_sync_with(self, queue_id: QueueId) -> bool:
         """Whether it holds everything it should of a queue."""
-        return self.is_in_sync and queue_id not in self.unread
+        return (self.is_in_sync or bool(self.lacking)) and queue_id not in (*self.lacking, *self.unread)
 
     def encode(self) -> bytes:
         content = {
@@ -57,6 +59,7 @@ class Registration:
             "set_back": self.set_back,
             "direct": self.direct,
             "unread": self.unread,
+            "lacking": self.lacking,
         }
         return text_with_checksum(json.dumps(content)).encode()
 
@@ -76,6 +79,7 @@ class Registration:
             tuple(map(QueueId, content.get("set_back", ()))),
             content.get("direct", ""),
             tuple(map(QueueId, content.get("unread", ()))),
+            tuple(map(QueueId, content.get("lacking", ()))),
         )
 
 

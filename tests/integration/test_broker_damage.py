@@ -250,14 +250,14 @@ def test_a_table_that_can_t_be_read_is_said_as_long_as_the_link_in_it_is_kept(tm
     async def read(store: Store) -> None:
         broker = broker_of(store)
         resyncer, _ = resyncer_of(broker)
-        broker.problem = ""
+        broker.doubt = ""
         await Scrubber(broker, 1)._pass()
         assert "Corruption" in broker.problem
-        assert "Corruption" in await resyncer._pass()
+        assert "Corruption" in (await resyncer._pass())[RECORD.queue_id]
         assert broker.is_damaged(RECORD.key)  # what its seal then says
         await broker.drop(RECORD.key)
         assert not broker.is_damaged(RECORD.key)
-        assert await resyncer._pass() == ""
+        assert await resyncer._pass() == {}
 
     for life in (filled, started):
         with_store(tmp_path, life, segment_bytes=1 << 30)
@@ -282,9 +282,9 @@ def test_a_read_that_failed_once_is_no_damage(
             patched.setattr(broker.store, "batches", failing)
             with pytest.raises(DiskFailed):
                 await broker.batches(runner.key, Index(0), runner.readable_end, 1)
-            assert "too many open files" in await resyncer._pass()
+            assert "too many open files" in str(await resyncer._pass())
             assert broker.is_damaged(runner.key)
-        assert "too many open files" not in await resyncer._pass()
+        assert "too many open files" not in str(await resyncer._pass())
         assert not broker.is_damaged(runner.key)
 
     with_links(scenario)
@@ -376,7 +376,7 @@ def test_a_directory_that_is_gone_is_not_said_to_be_full(
 
     async def scenario(broker: Broker, _: LinkRunner) -> None:
         membership = Membership(broker, cast("ZooKeeperSession", ZooKeeperWithALink()), "")
-        broker.problem = ""
+        broker.doubt = ""
         there, broker.store.directory = broker.store.directory, tmp_path / "gone"
         membership._look_at_disk()
         said = membership._registration()
@@ -468,7 +468,7 @@ def test_a_disk_that_was_filled_between_two_looks_at_it_is_told(
     async def scenario(broker: Broker, _: LinkRunner) -> None:
         session = ZooKeeperWithALink()
         membership = Membership(broker, cast("ZooKeeperSession", session), "")
-        broker.problem = ""
+        broker.doubt = ""
         broker.room = disk.seen(Room(1000), 2000)
         await membership._register(session.session_id)
         broker.room = disk.taken(broker.room, 600)
@@ -1006,12 +1006,13 @@ def test_a_batch_that_can_t_be_mended_keeps_nothing_else_from_being_done(
             if key == RECORD.key:
                 raise MemberBehind("the peer's copy doesn't reach so far")
 
-        async def brought_up(_: object) -> None:
+        async def brought_up(_: object) -> dict[QueueId, SeriatimError]:
             done.append("peer")
+            return {}
 
         resyncer._mend, resyncer._bring_up_peer = mended, brought_up  # type: ignore[method-assign]
         damage_batches(broker, (RECORD.key, 0), (OTHER.key, 30))
-        assert "epoch 2: mend index 0: the peer's copy doesn't reach so far" in await resyncer._pass()
+        assert "epoch 2: mend index 0: the peer's copy doesn't reach so far" in str(await resyncer._pass())
         assert done == [(RECORD.key, 0), (OTHER.key, 30), "peer"]
 
     with_links(scenario)
@@ -1097,7 +1098,7 @@ def test_a_broker_starts_with_an_open_link_that_can_t_be_read(
             await broker.store.keep_link(replace(record, is_sealed=False, end=None, opened_start=7))
         damage_index(broker, monkeypatch)
         fresh, said = broker_of(broker.store), list[str]()
-        fresh.found_lacking = said.append
+        fresh.found_lacking = lambda _, told: said.append(told)  # type: ignore[method-assign]
         await sealing.seal_open_links(fresh)
         assert fresh.is_sealed(OTHER.key)
         assert not fresh.is_sealed(RECORD.key)
@@ -1142,8 +1143,9 @@ def test_a_link_that_can_t_be_read_keeps_no_other_from_being_made_whole(
     async def scenario(broker: Broker, _: LinkRunner) -> None:
         done: list[object] = []
 
-        async def brought_up(_: object) -> None:
+        async def brought_up(_: object) -> dict[QueueId, SeriatimError]:
             done.append("peer")
+            return {}
 
         fresh = broker_of(broker.store)
         damage_index(broker, monkeypatch)
@@ -1156,7 +1158,7 @@ def test_a_link_that_can_t_be_read_keeps_no_other_from_being_made_whole(
         record = fresh.record((RECORD.queue_id, Epoch(4)))
         assert record is not None
         assert record.end == 50
-        assert "epoch 2: the disk can't be read" in fresh.found
+        assert "epoch 2: the disk can't be read" in fresh.found[RECORD.queue_id]
         assert done == ["peer"]
         document = chain_json.decode((await ZooKeeperWithEnds(2, 4, link_hash=b"").get())[0])
         gone = replace(document, dropped=replace(document.dropped, epoch=Epoch(3)))
@@ -1181,7 +1183,7 @@ def test_what_keeps_all_batches_from_being_mended_is_met_once_a_pass(
 
         resyncer._mend = mended  # type: ignore[method-assign]
         damage_batches(broker, *((RECORD.key, index) for index in (0, 10, 20)))
-        assert f"mend index 0: {why}" in await resyncer._pass()
+        assert f"mend index 0: {why}" in str(await resyncer._pass())
         assert tried == [(RECORD.key, 0)]
 
     with_links(scenario)
@@ -1392,7 +1394,7 @@ def test_nothing_is_let_go_for_another_queue_that_got_the_id_h16(
             with pytest.raises(ChainSetBack):
                 await opening.open_link(broker, asked)
             broker.set_back.clear()
-            assert "of queue orders, under the id of queue bills" in await resyncer._pass()
+            assert "of queue orders, under the id of queue bills" in str(await resyncer._pass())
             assert list(broker.set_back) == [RECORD.queue_id]
             assert (broker.links_of(RECORD.queue_id), broker.kept_chains) == before
         broker.set_back.clear()
@@ -1463,6 +1465,7 @@ def test_that_a_link_is_not_whole_is_said_once_and_not_each_time_that_a_coordina
 
     async def scenario(broker: Broker, _: LinkRunner) -> None:
         said: list[str] = []
+        broker.doubt = ""
         broker.is_registration_old.set = lambda: said.append(broker.problem)
         for _ in range(2):
             for epoch in (4, 5):
@@ -1484,6 +1487,7 @@ def test_what_troubles_a_member_names_the_queue_as_people_know_it(with_links: Ca
         await broker.saw_chain(SeenChain(document, ChainVersion(7), chain_json.encode(document)))
         resyncer, _ = resyncer_of(broker, ZooKeeperWithALink())
         said: list[str] = []
+        broker.doubt = ""
         broker.is_registration_old.set = lambda: said.append(broker.problem)
         broker.note_damage(RECORD.key, Index(10))
         ended = LinkRecord(RECORD.queue_id, Epoch(4), end=Index(50), end_hash=bytes(32))
@@ -1491,7 +1495,7 @@ def test_what_troubles_a_member_names_the_queue_as_people_know_it(with_links: Ca
         await resyncer._carry_out(
             [resync.Copy(*ended.key, Index(0), Index(50))], {RECORD.queue_id: SeenChain(document, ChainVersion(7), b"")}
         )
-        said += resyncer._waiting
+        said += resyncer._waiting[RECORD.queue_id]
         broker.found_set_back(RECORD.queue_id, "it has link 9")
         assert len(said) == 4
         assert all(one.startswith(("queue orders epoch ", "queue orders: ZooKeeper was set back")) for one in said), (
@@ -1508,6 +1512,7 @@ def test_that_a_batch_is_damaged_is_said_once_and_not_each_time_that_somebody_wa
 
     async def scenario(broker: Broker, _: LinkRunner) -> None:
         said: list[str] = []
+        broker.doubt = ""
         broker.is_registration_old.set = lambda: said.append(broker.problem)
         for index in (10, 20, 10, 20):
             broker.note_damage(RECORD.key, Index(index))
@@ -1563,7 +1568,7 @@ def test_what_resync_waits_for_is_told_once_for_each_link_and_not_in_each_pass(
         )
         for _ in range(4):  # in the first it hears of the ends
             problem = await resyncer._pass()
-        assert "epoch 5: copy: the other member isn't registered" in problem
+        assert "epoch 5: copy: the other member isn't registered" in problem[RECORD.queue_id]
         assert sum("resync waits" in one.getMessage() for one in caplog.records) == 2
 
     with_links(scenario)
@@ -1595,7 +1600,7 @@ def test_a_chain_of_a_newer_version_keeps_no_other_from_being_resynced(with_link
             cast("ZooKeeperSession", ZooKeeperWithTwo()),
             Paths("c"),
         )
-        assert "it knows more" in await resyncer._pass()
+        assert "it knows more" in str(await resyncer._pass())
         broker.set_back.clear()
         await resyncer._pass()
         assert "has format 2, this version reads 1" in broker.unread_chains[QueueId(9)]
@@ -1617,7 +1622,7 @@ def test_a_member_that_can_t_read_one_chain_is_in_sync_with_all_other_queues(
         zookeeper.state = "damaged"
         membership = Membership(broker, cast("ZooKeeperSession", zookeeper), "")
         resyncer, _keeper = resyncer_of(broker, zookeeper)
-        broker.problem = await resyncer._pass()
+        broker.doubt, broker.lacking = "", await resyncer._pass()
         said = membership._registration()
         assert said.is_in_sync_with(RECORD.queue_id)
         assert not said.is_in_sync_with(QueueId(9))
@@ -1633,7 +1638,7 @@ def test_a_member_that_can_t_read_one_chain_is_in_sync_with_all_other_queues(
 
         broker.saw_chain = saw  # type: ignore[method-assign]
         zookeeper.state = "whole"
-        broker.problem = await resyncer._pass()
+        broker.lacking = await resyncer._pass()
         meanwhile.append(membership._registration())
         assert broker.problem
         assert not broker.unread_chains
@@ -1654,7 +1659,7 @@ def test_a_blank_disk_is_not_in_sync_with_a_queue_that_only_the_other_member_kno
         other = Registration(Incarnation("b", 1), "", set_back=(QueueId(9),))
         for told in (other, replace(other, set_back=(), has_compared=False)):  # started again, it hasn't looked yet
             membership._peer_compared(told)
-            broker.problem = await resyncer._pass()
+            broker.doubt, broker.lacking = "", await resyncer._pass()
             said = membership._registration()
             assert said.is_in_sync_with(RECORD.queue_id)
             assert not said.is_in_sync_with(QueueId(9))
@@ -1667,7 +1672,7 @@ def test_a_blank_disk_is_not_in_sync_with_a_queue_that_only_the_other_member_kno
         membership._peer_compared(replace(other, set_back=()))
         assert broker.resync_wanted.is_set()
         assert not membership._registration().is_in_sync_with(QueueId(9))
-        broker.problem = await resyncer._pass()
+        broker.lacking = await resyncer._pass()
         assert broker.problem
         assert not broker.known_to_peer
 
@@ -1771,6 +1776,23 @@ def test_a_copy_that_was_abandoned_meanwhile_is_not_thrown_away(with_links: Call
     with_links(scenario)
 
 
+def test_what_is_lacking_of_one_queue_says_nothing_of_another(with_links: Callable[[Scenario], None]) -> None:
+    """Cursors of one queue that waited for an operator's seek kept the group off every queue's send list, so that all waited for him."""
+
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        membership = Membership(broker, cast("ZooKeeperSession", ZooKeeperWithALink()), "")
+        for doubt in ("not compared with the chain yet", ""):
+            broker.doubt = doubt
+            broker.found_lacking(QueueId(9), "queue bills epoch 4: the newest cursors are lost; seek main")
+            said = Registration.decode(membership._registration().encode())
+            assert not said.is_in_sync  # so it is to coordinators that don't look further
+            assert said.problem == (doubt or broker.lacking[QueueId(9)])
+            assert said.is_in_sync_with(RECORD.queue_id) is not bool(doubt)
+            assert not said.is_in_sync_with(QueueId(9))
+
+    with_links(scenario)
+
+
 def test_what_is_found_lacking_while_a_pass_runs_is_not_unsaid_by_it(with_links: Callable[[Scenario], None]) -> None:
     """Damage that a reader met just then: the member was in sync until the next pass, and its group could come back."""
 
@@ -1781,10 +1803,11 @@ def test_what_is_found_lacking_while_a_pass_runs_is_not_unsaid_by_it(with_links:
         passes = 0
         said: list[bool] = []
 
-        async def brought_up(_: object) -> None:
+        async def brought_up(_: object) -> dict[QueueId, SeriatimError]:
             nonlocal passes
             passes += 1
             broker.note_damage(RECORD.key, Index(0))
+            return {}
 
         resyncer._bring_up_peer = brought_up  # type: ignore[method-assign]
         broker.is_registration_old.set = lambda: said.append(not broker.problem)
@@ -1916,13 +1939,12 @@ def test_what_fails_at_the_other_member_is_not_told_as_this_one_s(with_links: Ca
         peer.connected = peer.registered.incarnation
         peer.stub = lambda _: None  # type: ignore[method-assign]
         peer._calls.call = failed  # type: ignore[method-assign]
-        with pytest.raises(DiskFailed) as told:
-            await resyncer._pass()
-        assert str(told.value).startswith(
+        refused = (await keeper.bring_up_peer(resyncer._version))[RECORD.queue_id]
+        assert str(refused).startswith(
             "the other member says: the disk failed: [Errno 5] Input/output error (start the"
         )
-        assert "this member" not in str(told.value)
-        assert told.value.details == {"epoch": 2}
+        assert "this member" not in str(refused)
+        assert refused.details == {"epoch": 2}
         with pytest.raises(DeadlineOver, match=r"^no answer in time"):  # that it did not say
             await resyncer._pass()
 
@@ -1934,7 +1956,7 @@ def test_the_chains_are_not_read_over_and_over_for_a_peer_that_is_away(with_link
 
     async def scenario(broker: Broker, _: LinkRunner) -> None:
         resyncer, keeper = resyncer_of(broker)
-        broker.problem = ""
+        broker.doubt = ""
         keeper.found_stale(RECORD.key)
         assert resyncer._pause_s() == IDLE_S
         broker.peer.connected = Incarnation("b", 1)
@@ -2099,8 +2121,8 @@ def test_a_queue_whose_chain_nobody_can_read_keeps_no_other_from_being_reported_
             """The other member has it."""
 
         keeper._relay = relayed  # type: ignore[method-assign]
-        with pytest.raises(Unreachable, match="bits have changed"):
-            await keeper.bring_up_peer(lambda _: asyncio.sleep(0, 7))
+        refused = await keeper.bring_up_peer(lambda _: asyncio.sleep(0, 7))
+        assert "bits have changed" in refused[RECORD.queue_id].message
         assert [one.epoch for one in zookeeper.asked] == [RECORD.epoch, OTHER.epoch]
 
     with_links(scenario)
@@ -2111,7 +2133,7 @@ def test_a_queue_that_is_recovered_isn_t_kept_waiting_by_who_knew_more(with_link
 
     async def scenario(broker: Broker, _: LinkRunner) -> None:
         resyncer, _ = resyncer_of(broker)
-        broker.problem = ""
+        broker.doubt = ""
         broker.unknown_chains = {QueueId(1): "orders"}
         assert resyncer._pause_s() == REST_S
         broker.unknown_chains = {}

@@ -401,7 +401,8 @@ def test_cursors_are_not_taken_from_a_member_that_missed_some() -> None:
 
 def unfinished(*links: Link, holding: tuple[Holding, ...] = (), start: int = 1, **changes) -> str:
     me = MemberName("g1", "a")
-    return resync.unfinished(me, Incarnation("a", start), {QUEUE: document(*links, **changes)}, holding, str)
+    documents = {QUEUE: document(*links, **changes)}
+    return resync.unfinished(me, Incarnation("a", start), documents, holding, str).get(QUEUE, "")
 
 
 def test_who_waits_for_an_end_or_for_cursors_is_not_in_sync() -> None:
@@ -422,7 +423,7 @@ def test_who_waits_for_an_end_or_for_cursors_is_not_in_sync() -> None:
     assert unfinished(sealed(1, 9), holding=(lacking,), stale_cursors=note) == ""
     assert unfinished(sealed(1, 9), holding=(lacking,), subscriptions=UNREAD) == ""  # the other one has them
     unread = resync.unfinished(MemberName("g1", "a"), Incarnation("a", 1), {}, (lacking,), str)
-    assert unread == ""  # nothing is known of the queue yet
+    assert unread == {}  # nothing is known of the queue yet
     sought = (replace(UNREAD[0], generation=Generation(2)),)
     assert unfinished(sealed(1, 9), holding=(lacking,), stale_cursors=note, subscriptions=sought) == ""
 

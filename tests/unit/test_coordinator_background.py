@@ -250,6 +250,10 @@ def test_invariant_6_a_group_comes_back_only_when_all_of_it_holds():
         assert planned(world, told=everything_told, registry=unread) == ()
         of_another = with_member(world.registry(), "g1", place, unread=(QueueId(2),))
         assert planned(world, told=everything_told, registry=of_another) == (change,)
+        lacking = with_member(world.registry(), "g1", place, is_in_sync=False, lacking=(QueueId(1),))
+        assert planned(world, told=everything_told, registry=lacking) == ()
+        of_another = with_member(world.registry(), "g1", place, is_in_sync=False, lacking=(QueueId(2),))
+        assert planned(world, told=everything_told, registry=of_another) == (change,)
     assert planned(world, told=everything_told, now_ms=background.QUIET_MS - 1) == ()
 
 

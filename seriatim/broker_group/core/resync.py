@@ -121,8 +121,8 @@ def unfinished(
     documents: Mapping[QueueId, ChainDocument],
     held: Collection[Holding],
     told: Callable[[LinkKey], str],
-) -> str:
-    """Why this member may soon lack something, though nothing is to be done now; empty where that can't be.
+) -> dict[QueueId, str]:
+    """Why this member may soon lack something, though nothing is to be done now: by queue, of those of which that can be.
 
     `told`: a link for people, as whoever else speaks of it here has it: a registration that changes to and fro wakes all who watch.
 
@@ -130,11 +130,12 @@ def unfinished(
     member: in sync is only who holds that, too (invariant 6). Who waits for a lost link would wait for an operator. And
     what was told here counts, however old the documents are.
     """
+    found: dict[QueueId, str] = {}
     sealed = set()
     for holding in held:
         record = holding.record
         if record.end is not None and not record.is_abandoned and not holding.has_it:
-            return f"{told(record.key)} isn't whole here"
+            found.setdefault(record.queue_id, f"{told(record.key)} isn't whole here")
         if record.is_sealed:
             sealed.add(record.key)
     for queue_id, document in documents.items():
@@ -143,8 +144,8 @@ def unfinished(
                 continue
             side = link.side(name.member)
             if side is None or side.incarnation != me or (queue_id, link.epoch) in sealed:
-                return f"{told((queue_id, link.epoch))}: its end isn't recorded yet"
-    return _missing_cursors(name, documents, held, told)
+                found.setdefault(queue_id, f"{told((queue_id, link.epoch))}: its end isn't recorded yet")
+    return _missing_cursors(name, documents, held, told) | found
 
 
 def _missing_cursors(
@@ -152,8 +153,9 @@ def _missing_cursors(
     documents: Mapping[QueueId, ChainDocument],
     held: Iterable[Holding],
     told: Callable[[LinkKey], str],
-) -> str:
+) -> dict[QueueId, str]:
     """Cursors that are lost here and stale on the other member, of a link that somebody has yet to read."""
+    found: dict[QueueId, str] = {}
     for holding in held:
         record = holding.record
         document = documents.get(record.queue_id)
@@ -161,8 +163,10 @@ def _missing_cursors(
             continue
         lost = [one.name for one in _missing(document, record) if _are_stale_there(document, record.epoch, name, one)]
         if lost:
-            return f"{told(record.key)}: the newest cursors are lost; seek {', '.join(lost)}"
-    return ""
+            found.setdefault(
+                record.queue_id, f"{told(record.key)}: the newest cursors are lost; seek {', '.join(lost)}"
+            )
+    return found
 
 
 def _missing(document: ChainDocument, record: LinkRecord) -> list[Subscription]:

@@ -58,7 +58,7 @@ def _obstacle(*, sync: bool = True, connection: bool = True, backlog: bool = Tru
         found = registry.send_obstacle(group)
         state = registry.group(group)
         for place in MEMBERS:
-            if not found and sync and not state.members[place].is_in_sync:
+            if not found and sync and not state.members[place].is_in_sync_with(document.queue_id):
                 found = "not in sync"
             if not found and connection and not state.is_peer_connected(place):
                 found = "not connected"

@@ -242,7 +242,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         "in sync too early",
         "a member that lacks nothing of what has ended says that it is in sync",
-        changed(resync, "unfinished", lambda *_: ""),
+        changed(resync, "unfinished", lambda *_: {}),
         within=10,
         shape=Shape(kinds=("blank disk unseen",), faults=(1, 1)),
         finds="6:",

@@ -162,7 +162,7 @@ async def _never_noted(right: Any, self: CursorKeeper, key: Any, whose: Any, **n
         await right(self, key, whose, **named)
 
 
-async def _taken_back_whenever(right: Any, self: CursorKeeper, chain_version: Any) -> None:
+async def _taken_back_whenever(right: Any, self: CursorKeeper, chain_version: Any) -> Any:
     del chain_version
     noted = {key: set(whose) for key, whose in self._noted.items()}
 
@@ -170,7 +170,7 @@ async def _taken_back_whenever(right: Any, self: CursorKeeper, chain_version: An
         return 0
 
     try:
-        await right(self, any_version)
+        return await right(self, any_version)
     finally:
         self._noted.update({key: noted[key] for key in self._noted.keys() & noted.keys()})
 
