@@ -38,10 +38,9 @@ from seriatim.protocol.names import Epoch, Generation, Index, Offset, Subscripti
 from seriatim.protocol.record import Headers, Record
 from tests.simulation.ledger import Violation
 from tests.simulation.loop import Process
+from tests.simulation.queue import Queue
 from tests.simulation.world import World
 
-QUEUE = "q"
-SENDERS = ("sender-1", "sender-2")
 LOG = "log"
 MOST_SEEKS = 2
 """Of a reader's own: one that goes back again and again never comes to the end."""
@@ -52,7 +51,7 @@ SMALL_BYTES = 64
 
 
 def value_of(source: str, seq: int, queue: int) -> bytes:
-    """`queue`: the how manieth of this name."""
+    """`queue`: its number, so that no two queues have the same."""
     return f"{source}:{seq}:{queue}:{seq * 7919 % 104729}".encode()
 
 
@@ -71,8 +70,9 @@ class Sender:
     for what was acknowledged and which the log has let go since: that, the chain has to hold; else each record gets an automatic seq, and `name`, the instance's own or that of all, as its source.
     """
 
-    def __init__(self, world: World, name: str, *, has_own_seqs: bool, pause_s: float) -> None:
+    def __init__(self, world: World, queue: Queue, name: str, *, has_own_seqs: bool, pause_s: float) -> None:
         self._world = world
+        self._queue = queue
         self._name = name
         self._has_own_seqs = has_own_seqs
         self._pause_s = pause_s
@@ -97,7 +97,7 @@ class Sender:
         buffer = Buffer(self._name, BatchLimits(sizes.batch_bytes, 0.005), sizes.buffer_bytes, 1.0)
         with mock.patch("asyncio.new_event_loop", lambda: world.loop):  # noqa: PT008 - a mock takes a millisecond to make
             sending = SendingLoop(
-                LoopSettings(QUEUE, self._name, 4.0, is_compressing=False),
+                LoopSettings(self._queue.name, self._name, 4.0, is_compressing=False),
                 SenderSettings(window_bytes=sizes.window_bytes, window_batches=sizes.window_batches),
                 buffer,
                 Coordinators(world.coordinator_addresses),
@@ -109,7 +109,7 @@ class Sender:
         running = asyncio.ensure_future(sending._main())
         while not sending._closing.is_set():
             await asyncio.sleep(self._pause_s)
-            if self._elected is not None and not world.is_draining:
+            if self._elected is not None and not self._queue.is_draining:
                 self._send(buffer, sending)
             if process.is_stopping:
                 await self._close(buffer, sending, process.patience_s)
@@ -147,7 +147,7 @@ class Sender:
                 return
             stored = elected.resume_point.get(LOG, -1)
             for seq in range(stored + 1):
-                sent = self._world.ledger.sent.get((LOG, seq))
+                sent = self._queue.ledger.sent.get((LOG, seq))
                 if sent is None or sent.acknowledged_at_s is None:
                     self._told(LOG, seq, None, None)
             self._next_seq = self._let_go(stored, elected) + 1
@@ -158,7 +158,7 @@ class Sender:
 
     def _let_go(self, stored: int, elected: Elected) -> int:
         """Up to where nothing can be sent again: all has been acknowledged."""
-        ledger = self._world.ledger
+        ledger = self._queue.ledger
         seq = stored
         while (sent := ledger.sent.get((LOG, seq + 1))) is not None and sent.acknowledged_at_s is not None:
             seq += 1
@@ -173,7 +173,7 @@ class Sender:
             source, seq = LOG, self._next_seq
         else:
             source, seq = self._name, automatic_seq(elected.token, self._sent_in_term)
-        value = value_of(source, seq, self._world.queues)
+        value = value_of(source, seq, self._queue.number)
         own_seq, own_source = (seq, source) if self._has_own_seqs else (None, None)
         key, headers = key_of(seq), headers_of(seq)
         try:
@@ -188,7 +188,7 @@ class Sender:
             return  # it would have to wait
         except SeriatimError:
             return
-        self._world.ledger.sending(source, seq, filled, key, headers)
+        self._queue.ledger.sending(source, seq, filled, key, headers)
         if self._has_own_seqs:
             self._next_seq += 1
         else:
@@ -201,13 +201,13 @@ class Sender:
         try:
             end = handle.result(0)
         except OutcomeUnknown:
-            self._world.ledger.unknown += 1
+            self._queue.ledger.unknown += 1
             return
         place = None if end.epoch is None or end.index is None else (end.epoch, end.index)
         self._told(end.source, end.seq, end.offset, place)
 
     def _told(self, source: str, seq: int, offset: int | None, place: tuple[int, int] | None) -> None:
-        self._world.told(self._world.ledger.told_kept, source, seq, offset, place)
+        self._world.told(self._queue.ledger.told_kept, source, seq, offset, place)
 
 
 class _Thread:
@@ -246,6 +246,7 @@ class Reader:
     def __init__(
         self,
         world: World,
+        queue: Queue,
         name: str,
         subscription: str,
         pace: int = 1000,
@@ -254,6 +255,7 @@ class Reader:
         acts: random.Random | None = None,
     ) -> None:
         self._world = world
+        self._queue = queue
         self._polls = polls
         self._acts = acts
         self._seeks = 0
@@ -279,7 +281,7 @@ class Reader:
         self._world.cancel_at_stop()
         consumer = Consumer(
             self._world.coordinator_addresses,
-            QUEUE,
+            self._queue.name,
             self._subscription,
             prefetch_bytes=self._world.limits.sizes.prefetch_bytes,
             auto_commit_ms=None if self._acts else 200,
@@ -289,7 +291,7 @@ class Reader:
         granted = consumer._granted
 
         def told(_: Consumer, grant: Grant, place: Place) -> None:
-            begins = self._world.ledger.read_granted
+            begins = self._queue.ledger.read_granted
             self._world.told(begins, self._subscription, self._life, grant, place.epoch, place.index)
             granted(grant, place)
             self._grants[consumer._hand_over.term] = grant
@@ -318,7 +320,7 @@ class Reader:
             try:
                 consumer._hand_over.check()
             except UnknownSubscription:
-                if self._subscription not in self._world.ledger.deleted:
+                if self._subscription not in self._queue.ledger.deleted:
                     raise
                 consumer.close()
                 await thread.ended
@@ -331,7 +333,7 @@ class Reader:
     def _note_committed(self, session: ReaderSession) -> None:
         if session.grant is not None:
             committed = session.committed
-            self._world.ledger.committed(self._subscription, session.grant, committed.epoch, committed.index)
+            self._queue.ledger.committed(self._subscription, session.grant, committed.epoch, committed.index)
 
     def _ask_for_more(self) -> None:
         """The application is done with what it has in hand."""
@@ -341,12 +343,12 @@ class Reader:
 
     def _note_done(self, consumer: Consumer) -> None:
         """It closes: up to where it is done with what it was handed in this term."""
-        self._world.ledger.done.pop(self._name, None)
+        self._queue.ledger.done.pop(self._name, None)
         if self._acts:
             return  # nothing is committed at the end
         term, record = self._done or (0, None)
         if record is not None and term == consumer._hand_over.term:
-            self._world.ledger.done[self._name] = self._grants[term].generation, (record.epoch, record.index + 1)
+            self._queue.ledger.done[self._name] = self._grants[term].generation, (record.epoch, record.index + 1)
 
     def _check_commits(self, session: ReaderSession) -> None:
         """What is committed by itself, also at the end, is what the application is done with."""
@@ -367,7 +369,7 @@ class Reader:
             grant = session.grant
             await commit(place)
             assert grant is not None
-            self._world.ledger.committed(self._subscription, grant, place.epoch, place.index)
+            self._queue.ledger.committed(self._subscription, grant, place.epoch, place.index)
 
         session.ask_commit = ask_checked  # type: ignore[method-assign]
         session.commit = commit_checked  # type: ignore[method-assign]
@@ -379,7 +381,7 @@ class Reader:
         call = chance.random()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CALL_S):
-                if call < 0.02 and self._seeks < MOST_SEEKS and self._world.may_seek and not self._world.is_draining:
+                if call < 0.02 and self._seeks < MOST_SEEKS and self._world.may_seek and not self._queue.is_draining:
                     self._seeks += 1
                     await self._seek(chance, session)
                 elif call < 0.4:
@@ -389,7 +391,7 @@ class Reader:
 
     async def _seek(self, chance: random.Random, session: ReaderSession) -> None:
         """Back, over nothing that wasn't read before. What is handed out once that is answered is of there (6)."""
-        ledger = self._world.ledger
+        ledger = self._queue.ledger
         progress = ledger.progress[self._subscription]
         reached = max(progress.delivered, default=0)
         to = "earliest" if ledger.given_up else str(chance.randint(0, reached))
@@ -418,7 +420,7 @@ class Reader:
 
     async def _ask_for_end(self, consumer: Consumer, session: ReaderSession) -> None:
         """Where it is told to have all, it has all that was acknowledged before it asked (`Consumer.is_at_end`)."""
-        ledger, hand_over = self._world.ledger, consumer._hand_over
+        ledger, hand_over = self._queue.ledger, consumer._hand_over
         kept = [one for one, sent in ledger.sent.items() if sent.acknowledged_at_s is not None]
         progress, term = ledger.progress[self._subscription], hand_over.term
         if not hand_over.is_open:
@@ -444,9 +446,9 @@ class Reader:
             self._handed_lately = []
         self._term = term
         self._handed_lately = [*self._handed_lately[-9:], record]
-        delivered = self._world.ledger.delivered
+        delivered = self._queue.ledger.delivered
         grant = self._grants[term]
-        if grant.generation < min(self._sought, self._world.ledger.progress[self._subscription].generation):
+        if grant.generation < min(self._sought, self._queue.ledger.progress[self._subscription].generation):
             self._world.violated(Violation(f"6: {self._subscription} is handed {record.offset} of before it sought"))
         self._world.told(delivered, self._subscription, (self._life, grant), grant, record)
 
@@ -483,8 +485,9 @@ class Replay:
     NAME = "replay"
     WAIT_S = 10.0
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, queue: Queue) -> None:
         self._world = world
+        self._queue = queue
         self._grant = Grant(SubscriptionId(0), Generation(0), Token(0))
 
     async def main(self) -> None:
@@ -492,8 +495,8 @@ class Replay:
         with mock.patch.object(range_reader, "LoopThread", _Thread):
             prefetch_bytes = self._world.limits.sizes.range_bytes
             addresses = self._world.coordinator_addresses
-            driver = RangeReader(addresses, QUEUE, prefetch_bytes=prefetch_bytes)
-            task = RangeReader(addresses.split(",")[::-1], QUEUE, prefetch_bytes=prefetch_bytes)
+            driver = RangeReader(addresses, self._queue.name, prefetch_bytes=prefetch_bytes)
+            task = RangeReader(addresses.split(",")[::-1], self._queue.name, prefetch_bytes=prefetch_bytes)
         position, known = -1, self._numbering()
         while True:
             await asyncio.sleep(0.3)
@@ -504,13 +507,13 @@ class Replay:
 
     def _numbering(self) -> tuple[int, int]:
         """Changes where offsets stand for other records than before."""
-        return self._world.queues, len(self._world.ledger.given_up)
+        return self._queue.number, len(self._queue.ledger.given_up)
 
     async def _read_on(self, driver: RangeReader, task: RangeReader, position: int) -> int:
         """A micro-batch. Returns where the next one begins; raises SeriatimError."""
         chance, numbering = self._world.chance, self._numbering()
         positions = Positions.seen(await driver._describe())
-        progress = self._world.ledger.progress[self.NAME]
+        progress = self._queue.ledger.progress[self.NAME]
         if position < positions.earliest:
             position = progress.start = positions.earliest
         end = max(position, offset_after(positions.spans, position, chance.choice((5, 20, 1000)), positions.end))
@@ -540,7 +543,7 @@ class Replay:
                     raise DeadlineOver("nothing came")
                 while reader._waiting:
                     delivery = reader._waiting.popleft()
-                    for record in decoded(delivery).records(QUEUE):
+                    for record in decoded(delivery).records(self._queue.name):
                         self._checked(record, wanted, session)
                     if fetcher.taken(delivery.size_bytes):
                         reader._tell_taken(fetcher)
@@ -551,4 +554,4 @@ class Replay:
     def _checked(self, record: Record, wanted: range, session: object) -> None:
         if record.offset not in wanted:
             self._world.violated(Violation(f"9: {record.offset} was read, {wanted} was asked for"))
-        self._world.told(self._world.ledger.delivered, self.NAME, session, self._grant, record)
+        self._world.told(self._queue.ledger.delivered, self.NAME, session, self._grant, record)

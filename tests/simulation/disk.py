@@ -185,6 +185,10 @@ class Disk:
         """Queue and epoch of each link of which it holds anything."""
         return {_LINK.unpack_from(key) for key in self.table.keys if key[0] in _OF_LINKS}
 
+    def chains(self) -> set[int]:
+        """The queues of whose chains it has a copy."""
+        return {_LINK.unpack_from(key)[0] for key in self.keys(b"Q")}
+
     def open_links(self) -> set[LinkKey]:
         """Those that were opened here and not sealed."""
         values = self.table.values

@@ -56,6 +56,9 @@ _SMALL: tuple[Limit, ...] = (
     (sequencing, "SPARE_SEQS", (1 << COUNTER_BITS) - 30),  # a term is spent after so many records
 )
 
+_SHARED: tuple[Limit, ...] = ((link_runner, "MEMBER_FLIGHT_BYTES", 2 * _A_BATCH_BYTES),)
+"""What the links of several queues have together."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
@@ -87,10 +90,11 @@ class Limits:
     sizes: Sizes = field(default_factory=Sizes)
 
 
-def some(chance: random.Random) -> Limits:
-    """In half of all schedules as it ships; in the others each is small by chance."""
+def some(chance: random.Random, *, are_several: bool) -> Limits:
+    """In half of all schedules as it ships; in the others each is small by chance. `are_several`: queues."""
     if chance.random() < 0.5:
         return Limits()
     changed = tuple(limit for limit in _SMALL if chance.random() < 0.5)
     small_sizes = {name: value for name, value in _SMALL_SIZES.items() if chance.random() < 0.5}
-    return Limits(changed, Sizes(**small_sizes))
+    shared = tuple(limit for limit in _SHARED if are_several and chance.random() < 0.5)
+    return Limits((*changed, *shared), Sizes(**small_sizes))

@@ -11,19 +11,23 @@ from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import Link
 from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.errors import SeriatimError
-from tests.simulation.applications import QUEUE, SENDERS
 from tests.simulation.disk import Disk
 from tests.simulation.loop import Step
+from tests.simulation.queue import Queue
 from tests.simulation.world import MemberHost, World, names_of
 
 OPERATOR_PATIENCE_S = 20.0
 
 
 class Nemesis:
-    """Harms a world by chance. What is to be undone later is undone by itself, unless everything is healed before."""
+    """Harms a world by chance. What is to be undone later is undone by itself, unless everything is healed before.
 
-    def __init__(self, world: World, chance: random.Random) -> None:
+    `queue`: the one that the present fault is about, as far as it is about one.
+    """
+
+    def __init__(self, world: World, queue: Queue, chance: random.Random) -> None:
         self.world = world
+        self.queue = queue
         self.chance = chance
         self._pending: list[Step] = []
         self._damaged_groups: set[str] = set()
@@ -38,7 +42,7 @@ class Nemesis:
         return self.chance.choice((0.2, 2.0, 8.0)) * self.chance.random()
 
     def _any(self) -> str:
-        link = self.world.head
+        link = self.queue.head
         names = [name for name in self.world.hosts if name != "operator"]
         if link is not None and self.chance.random() < 0.5:
             names = [*names_of(link)]
@@ -105,7 +109,7 @@ class Nemesis:
 
     def link_read(self) -> Link | None:
         """One that is being read."""
-        document = self.world.document
+        document = self.queue.document
         heads = [] if document is None else [one.consume_list[0] for one in document.subscriptions if one.consume_list]
         return None if document is None or not heads else document.link(self.chance.choice(heads))
 
@@ -113,7 +117,7 @@ class Nemesis:
         """Readers die, and with them, for longer, a member of a link that is being read: they were on one machine."""
         link = self.link_read()
         if link is not None:
-            self._kill_with_readers(link)
+            self._kill_with_readers(link, self.readers)
 
     def divide_and_kill(self) -> None:
         """The members of a link that is being read lose each other; a moment later its readers and one of them die."""
@@ -122,19 +126,20 @@ class Nemesis:
             return
         names = names_of(link)
         self.cut_for(8.0, names, names[::-1])
-        self.later(0.5 + 1.5 * self.chance.random(), self._kill_with_readers, link)
+        self.later(0.5 + 1.5 * self.chance.random(), self._kill_with_readers, link, self.readers)
 
     @property
     def readers(self) -> list[str]:
         """Whoever reads for a subscription that there is from the start."""
-        return [name for name in self.world.hosts if name.startswith(("reader", "audit"))]
+        return [name for name in self.queue.readers if name.startswith(("reader", "audit"))]
 
     def kill_readers(self) -> None:
         for name in self.readers:
             self._dies(name, False)
 
-    def _kill_with_readers(self, link: Link) -> None:
-        self.kill_readers()
+    def _kill_with_readers(self, link: Link, readers: list[str]) -> None:
+        for name in readers:
+            self._dies(name, False)
         member = str(self.chance.choice((link.master, link.slave)).name)
         self.world.kill(member, is_power=True)
         self.later(4 + 5 * self.chance.random(), self.world.start, member)
@@ -156,7 +161,7 @@ class Nemesis:
         self.later(2 + self.some_s(), self.world.start, name)
 
     def kill_both(self) -> None:
-        link = self.world.head
+        link = self.queue.head
         if link is not None:
             is_power = self.chance.random() < 0.5
             for name in names_of(link):
@@ -175,7 +180,7 @@ class Nemesis:
 
     def pause_slave(self) -> None:
         """Of the head: what is on its way then is on the master alone."""
-        link = self.world.head
+        link = self.queue.head
         if link is not None:
             self.world.pause(str(link.slave.name))
             self.later(self.some_s(), self.world.resume, str(link.slave.name))
@@ -212,7 +217,7 @@ class Nemesis:
 
     def strain_sender(self) -> None:
         """What a sender has sent to the master comes late, and meanwhile its session expires."""
-        name, link = self.chance.choice(SENDERS), self.world.head
+        name, link = self.chance.choice(self.queue.senders), self.queue.head
         if link is not None:
             path, late_s = (name, str(link.master.name)), 0.05 + 0.5 * self.chance.random()
             self.world.note(f"what {name} sends to {link.master.name} is {late_s:.3f} s late")
@@ -329,7 +334,7 @@ class Nemesis:
 
     def disks_stand_still(self) -> None:
         """Both of the group that records go to, and for long: what they share hangs."""
-        link = self.world.head
+        link = self.queue.head
         if link is not None:
             seconds = 1 + 7 * self.chance.random()
             for name in names_of(link):
@@ -362,7 +367,7 @@ class Nemesis:
         self.later(for_s, mend)
 
     def rotate(self) -> None:
-        self.operate("RotateQueue", pb.QueueRequest(queue=QUEUE))
+        self.operate("RotateQueue", pb.QueueRequest(queue=self.queue.name))
 
     def drain_group(self) -> None:
         group = self.chance.choice(self.world.group_names)
@@ -371,22 +376,22 @@ class Nemesis:
 
     def seek(self) -> None:
         """Back to the beginning, to that of a link, or to anywhere: over nothing that wasn't read before."""
-        document = self.world.document
+        queue, document = self.queue, self.queue.document
         if document is None or not document.subscriptions:
             return
         subscription = self.chance.choice([one.name for one in document.subscriptions])
-        reached = max(self.world.ledger.progress[subscription].delivered, default=0)
+        reached = max(queue.ledger.progress[subscription].delivered, default=0)
         starts = [str(link.base) for link in document.links if link.base is not None and link.base <= reached]
         to = self.chance.choice((str(self.chance.randint(0, reached)), self.chance.choice(starts or ["0"]), "earliest"))
-        given_up = len(self.world.ledger.given_up)
+        given_up = len(queue.ledger.given_up)
 
         def look() -> None:
             """An offset that was chosen before records were given up stands for another one, which may not have been read."""
-            if len(self.world.ledger.given_up) > given_up:
-                earliest = pb.SeekSubscriptionRequest(queue=QUEUE, subscription=subscription, to="earliest")
+            if len(queue.ledger.given_up) > given_up:
+                earliest = pb.SeekSubscriptionRequest(queue=queue.name, subscription=subscription, to="earliest")
                 self.operate("SeekSubscription", earliest)
 
-        request = pb.SeekSubscriptionRequest(queue=QUEUE, subscription=subscription, to=to)
+        request = pb.SeekSubscriptionRequest(queue=queue.name, subscription=subscription, to=to)
         self.operate("SeekSubscription", request, look)
 
     def operate(self, method: str, request: object, after: Callable[[], None] = lambda: None) -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.chain import ChainDocument, Link, LinkState
-from tests.simulation.applications import QUEUE, SENDERS
 from tests.simulation.scenarios import (
     IDLE,
     SOON_S,
@@ -17,6 +16,7 @@ from tests.simulation.scenarios import (
     is_read_on,
     kill_at_chain_write,
     settle_idle,
+    to_abandon_it,
     to_create,
 )
 from tests.simulation.world import names_of
@@ -31,7 +31,7 @@ Order = tuple[str, object]
 def order_at_once(schedule: Schedule) -> None:
     """Some give orders at the same time, the same one or others; meanwhile a member dies, or all coordinators behind a write of the chain."""
     world, chance = schedule.world, schedule.chance
-    document = world.document
+    document = schedule.queue.document
     if document is None or document.subscription("main") is None:
         return
     orders = [chance.choice(_ORDERS)(schedule, document) for _ in range(chance.randint(2, 5))]
@@ -51,15 +51,15 @@ def order_at_once(schedule: Schedule) -> None:
         schedule.operate("ResumeGroup", pb.GroupRequest(group=group))
 
 
-def _rotate(_: Schedule, document: ChainDocument) -> Order:
+def _rotate(schedule: Schedule, document: ChainDocument) -> Order:
     """Off the link that is open now, or off whichever is."""
     return "RotateQueue", pb.QueueRequest(
-        queue=QUEUE, epoch=0 if document.last_link is None else document.last_link.epoch
+        queue=schedule.queue.name, epoch=0 if document.last_link is None else document.last_link.epoch
     )
 
 
-def _rotate_any(*_: object) -> Order:
-    return "RotateQueue", pb.QueueRequest(queue=QUEUE)
+def _rotate_any(schedule: Schedule, _: ChainDocument) -> Order:
+    return "RotateQueue", pb.QueueRequest(queue=schedule.queue.name)
 
 
 def _drain(schedule: Schedule, _: ChainDocument) -> Order:
@@ -83,7 +83,9 @@ def _alter(schedule: Schedule, _: ChainDocument) -> Order:
         readmit=chance.choice(("drained", "in-sync")),
         groups=chance.sample(names, 2) if chance.random() < 0.7 else (),
     )
-    return "AlterQueue", pb.AlterQueueRequest(queue=QUEUE, settings=settings, all_groups=not settings.groups)
+    return "AlterQueue", pb.AlterQueueRequest(
+        queue=schedule.queue.name, settings=settings, all_groups=not settings.groups
+    )
 
 
 def _abandon(schedule: Schedule, document: ChainDocument) -> Order | None:
@@ -91,31 +93,30 @@ def _abandon(schedule: Schedule, document: ChainDocument) -> Order | None:
     ended = [one for one in document.links if one.state in (LinkState.LOST, LinkState.SEALED)]
     if not ended:
         return None
-    epoch = schedule.chance.choice(ended).epoch
-    return "AbandonLink", pb.AbandonLinkRequest(queue=QUEUE, epoch=epoch, confirmed_queue=QUEUE)
+    return "AbandonLink", to_abandon_it(schedule.queue, schedule.chance.choice(ended))
 
 
-def _seek(*_: object) -> Order:
-    return "SeekSubscription", pb.SeekSubscriptionRequest(queue=QUEUE, subscription="main", to="earliest")
+def _seek(schedule: Schedule, _: ChainDocument) -> Order:
+    return "SeekSubscription", pb.SeekSubscriptionRequest(queue=schedule.queue.name, subscription="main", to="earliest")
 
 
 def _subscribe(schedule: Schedule, _: ChainDocument) -> Order:
-    schedule.world.ledger.idle.add(IDLE)
-    return "CreateSubscription", to_create(IDLE, schedule.chance.choice(("latest", "earliest")))
+    schedule.queue.ledger.idle.add(IDLE)
+    return "CreateSubscription", to_create(schedule.queue, IDLE, schedule.chance.choice(("latest", "earliest")))
 
 
-def _unsubscribe(*_: object) -> Order:
-    return "DeleteSubscription", pb.SubscriptionRequest(queue=QUEUE, subscription=IDLE)
+def _unsubscribe(schedule: Schedule, _: ChainDocument) -> Order:
+    return "DeleteSubscription", pb.SubscriptionRequest(queue=schedule.queue.name, subscription=IDLE)
 
 
-def _recover(*_: object) -> Order:
+def _recover(schedule: Schedule, _: ChainDocument) -> Order:
     """There is nothing to recover."""
-    return "RecoverQueue", pb.RecoverQueueRequest(queue=QUEUE, confirmed_queue=QUEUE)
+    return "RecoverQueue", pb.RecoverQueueRequest(queue=schedule.queue.name, confirmed_queue=schedule.queue.name)
 
 
 def _make(schedule: Schedule, _: ChainDocument) -> Order:
     """It is there already."""
-    return "CreateQueue", pb.CreateQueueRequest(queue=QUEUE, settings=schedule.settings)
+    return "CreateQueue", pb.CreateQueueRequest(queue=schedule.queue.name, settings=schedule.queue.settings)
 
 
 _ORDERS: tuple[Callable[[Schedule, ChainDocument], Order | None], ...] = (
@@ -151,7 +152,7 @@ def lose_all_groups(schedule: Schedule) -> None:
             case 1:
                 schedule.cut_for(away_s, tuple(pair), tuple(pair[::-1]))
             case 2:
-                schedule.cut_for(away_s, *both_ways(pair, SENDERS))
+                schedule.cut_for(away_s, *both_ways(pair, schedule.queue.senders))
             case _:
                 for name in pair[: chance.choice((1, 1, 2))]:
                     world.kill(name, is_power=chance.random() < 0.5)
@@ -165,8 +166,9 @@ def lose_beside(schedule: Schedule) -> None:
     link, world = calmed(schedule), schedule.world
     one, other = schedule.chance.sample(names_of(link), 2)
     settings = pb.QueueSettings(readmit="in-sync")
-    if asked(schedule, "AlterQueue", pb.AlterQueueRequest(queue=QUEUE, settings=settings)) is None:
-        return
+    for queue in world.live_queues:
+        if asked(schedule, "AlterQueue", pb.AlterQueueRequest(queue=queue.name, settings=settings)) is None:
+            return
     for name in (one, other):
         world.kill(name, is_power=True)
     is_blank = not schedule.has_damaged(link.group) and schedule.is_twice(one)
@@ -190,22 +192,22 @@ def leave_all_unread(schedule: Schedule) -> None:
     calmed(schedule)
     world, chance = schedule.world, schedule.chance
     settings = pb.QueueSettings(readmit="drained", rotate_ms=0)
-    if asked(schedule, "AlterQueue", pb.AlterQueueRequest(queue=QUEUE, settings=settings)) is None:
+    if asked(schedule, "AlterQueue", pb.AlterQueueRequest(queue=schedule.queue.name, settings=settings)) is None:
         return
-    settle_idle(schedule)
-    readers = [name for name in world.hosts if name.startswith(("reader", "audit", "extra"))]
+    settle_idle(schedule, schedule.queue)
+    readers = schedule.queue.readers
     for name in readers:
         world.kill(name, is_power=False)
 
     def serving() -> Link | None:
-        document = world.document
+        document = schedule.queue.document
         last = None if document is None else document.last_link
         return last if last is not None and document is not None and last.group in document.send_list else None
 
     def has_records() -> bool:
         link = serving()
         return link is None or any(
-            one.place is not None and one.place[0] == link.epoch for one in world.ledger.sent.values()
+            one.place is not None and one.place[0] == link.epoch for one in schedule.queue.ledger.sent.values()
         )
 
     for _ in range(2 * len(world.group_names)):
@@ -218,17 +220,17 @@ def leave_all_unread(schedule: Schedule) -> None:
         world.start(name)
         schedule.until(lambda link=link: serving() != link, f"link {link.epoch} ends", SOON_S)  # type: ignore[misc]
     world.loop.run(world.loop.now_s + 6.0)  # the members are there again, and in sync
-    if world.document is None or world.document.send_list:
+    if schedule.queue.document is None or schedule.queue.document.send_list:
         return  # somebody else's order came between
-    groups = world.document.settings.groups or world.group_names
+    groups = schedule.queue.document.settings.groups or world.group_names
     for name in readers:
         world.start(name)
 
     def is_one_read() -> bool:
-        return any(is_read_on(schedule, group) for group in groups)
+        return any(is_read_on(schedule.queue, group) for group in groups)
 
     def is_one_back() -> bool:
-        return world.document is not None and bool(world.document.send_list)
+        return schedule.queue.document is not None and bool(schedule.queue.document.send_list)
 
     schedule.until(is_one_read, "all of a group is read", SOON_S)
     schedule.until(is_one_back, "a group that is read, and that sending waits for, comes back at once", 0.5)

@@ -25,12 +25,12 @@ from tests.simulation.readings import Readings
 
 
 class Oracle:
-    """`disks`: every disk there ever was, by its id; a destroyed one as it was then."""
+    """`disks`: every disk there ever was, by its id; a destroyed one as it was then. `ledgers`: by queue."""
 
-    def __init__(self, loop: SimulatedLoop, disks: Mapping[str, Disk], ledger: Ledger) -> None:
+    def __init__(self, loop: SimulatedLoop, disks: Mapping[str, Disk], ledgers: Mapping[str, Ledger]) -> None:
         self._loop = loop
         self._disks = disks
-        self._ledger = ledger
+        self._ledgers = ledgers
         self.documents: dict[str, ChainDocument] = {}
         self.lost: dict[str, ChainDocument] = {}
         """The newest chains, where ZooKeeper was set back."""
@@ -39,7 +39,7 @@ class Oracle:
         self.granted: dict[tuple[int, int], int] = {}
         self.sessions: Ensemble | None = None
         self._taken: dict[tuple[Process, tuple[int, int]], int] = {}
-        self.readings = Readings(disks, ledger, self.documents, self.lost)
+        self.readings = Readings(disks, ledgers, self.documents, self.lost)
         self.on_chain: Callable[[ChainDocument | None, ChainDocument], None] = lambda *_: None
 
     # ---- members
@@ -108,10 +108,12 @@ class Oracle:
         if not path.endswith("/chain") or not data:
             return
         document = chain_json.decode(data)
+        if document.is_deleted and path not in self.documents:
+            return  # another one may have its name by now
         lost = self.lost.get(path)
         if lost is not None and document.next_subscription_id > lost.next_subscription_id:
             self.documents[path] = self.lost.pop(path)  # recovered: it goes on from there
-            self.readings.recovered()
+            self.readings.recovered(document.queue_id)
         before = self.documents.get(path)
         try:
             if before is None:
@@ -132,15 +134,16 @@ class Oracle:
 
     def _note_subscriptions(self, before: ChainDocument | None, document: ChainDocument) -> None:
         """Who was made, sought or deleted."""
+        ledger = self._ledgers[document.name]
         for gone in () if before is None else before.subscriptions:
             if document.subscription(gone.name) is None:
-                self._ledger.progress[gone.name].subscription_id = 0
+                ledger.progress[gone.name].subscription_id = 0
         for one in document.subscriptions:
-            if self._ledger.progress[one.name].subscription_id != one.subscription_id:
-                self._ledger.deleted_and_made(one)
-            progress = self._ledger.progress[one.name]
+            if ledger.progress[one.name].subscription_id != one.subscription_id:
+                ledger.deleted_and_made(one)
+            progress = ledger.progress[one.name]
             if one.generation > progress.generation:
-                self._ledger.sought(one)
+                ledger.sought(one)
             link = document.link(one.position_epoch)
             if progress.start is None and link is not None and link.base is not None:
                 progress.start, progress.start_epoch = link.base + one.position_index, link.epoch
@@ -150,7 +153,7 @@ class Oracle:
         assert certificate is not None
         acknowledged = self.acknowledged.get((document.queue_id, link.epoch), 0)
         if certificate.is_abandoned or not (certificate.is_whole or link.durability.survives_restart):
-            self._ledger.give_up(link, certificate)
+            self._ledgers[document.name].give_up(link, certificate)
             self._check_lost(document, link)
         elif certificate.end < acknowledged:
             raise Violation(f"4: epoch {link.epoch} ends at {certificate.end}, acknowledged is {acknowledged}")
@@ -206,12 +209,10 @@ class Oracle:
             if seq > known.get(source, -1):
                 raise Violation(f"3: {source}:{seq} counts as kept after epoch {link.epoch}, two have {known}")
 
-    def begin_again(self) -> None:
-        """The queue was deleted: what is made under its name from now on has nothing to do with it."""
-        for kept in (self.documents, self.ends, self.acknowledged, self.granted):
-            kept.clear()
-        self.readings.begin_again()
-        self._ledger.begin_again()
+    def forget(self, queue: str) -> None:
+        """It was deleted. Its id is never used again, nor is what is known by that."""
+        for path in [path for path, document in self.documents.items() if document.name == queue]:
+            del self.documents[path]
 
     def put_back(self, nodes: Mapping[str, Node]) -> None:
         """ZooKeeper has these data now. What was acknowledged, ended and named before still counts."""

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from seriatim.protocol import seriatim_pb2 as pb
-from tests.simulation.applications import QUEUE
 from tests.simulation.scenarios import IDLE, SOON_S, calmed, to_create
 from tests.simulation.world import names_of
 
@@ -16,28 +15,29 @@ if TYPE_CHECKING:
 
 def make_subscription_again(schedule: Schedule) -> None:
     """A subscription is deleted while it is read: by its readers, who are started again, or by an operator another one is made (H16)."""
-    world, chance = schedule.world, schedule.chance
-    document = world.document
+    chance, document = schedule.chance, schedule.queue.document
     # The audit may be the only one that reads what another one is sought over.
     read = [] if document is None else [one.name for one in document.subscriptions if one.name not in (IDLE, "audit")]
     if not read:
         return
     name = chance.choice(read)
-    world.ledger.deleted.add(name)
-    schedule.operate("DeleteSubscription", pb.SubscriptionRequest(queue=QUEUE, subscription=name))
+    schedule.queue.ledger.deleted.add(name)
+    schedule.operate("DeleteSubscription", pb.SubscriptionRequest(queue=schedule.queue.name, subscription=name))
     if chance.random() < 0.5:
-        schedule.operate("CreateSubscription", to_create(name, "earliest"))
+        schedule.operate("CreateSubscription", to_create(schedule.queue, name, "earliest"))
 
 
 def seek_over(schedule: Schedule) -> None:
     """A subscription is sought to the end, or over what it hasn't read; another one reads all."""
-    ledger, chance, document = schedule.world.ledger, schedule.chance, schedule.world.document
+    ledger, chance, document = schedule.queue.ledger, schedule.chance, schedule.queue.document
     if document is None or document.subscription("main") is None or document.subscription("audit") is None:
         return
     reached = max(ledger.progress["main"].delivered, default=-1)
     unread = sorted(offset for offset in ledger.told if offset > reached)
     to = str(chance.choice(unread)) if unread and chance.random() < 0.5 else "latest"
-    schedule.operate("SeekSubscription", pb.SeekSubscriptionRequest(queue=QUEUE, subscription="main", to=to))
+    schedule.operate(
+        "SeekSubscription", pb.SeekSubscriptionRequest(queue=schedule.queue.name, subscription="main", to=to)
+    )
 
 
 def read_from_one(schedule: Schedule) -> None:
@@ -50,7 +50,7 @@ def read_from_one(schedule: Schedule) -> None:
     schedule.until_sending_goes_on(SOON_S)
 
     def is_read() -> bool:
-        document = world.document
+        document = schedule.queue.document
         return document is not None and not any(
             link.epoch in one.consume_list for one in document.subscriptions if one.name != IDLE
         )

@@ -25,19 +25,19 @@ JUDGED: Final = frozenset(
 
 
 class Readings:
-    """`disks`: every disk there ever was, by its id. `documents`: the chains that ZooKeeper committed last; `lost`: newer ones, where it
-    was set back.
+    """`disks`: every disk there ever was, by its id. `ledgers`: by queue. `documents`: the chains that ZooKeeper committed last; `lost`:
+    newer ones, where it was set back.
     """
 
     def __init__(
         self,
         disks: Mapping[str, Disk],
-        ledger: Ledger,
+        ledgers: Mapping[str, Ledger],
         documents: Mapping[str, ChainDocument],
         lost: Mapping[str, ChainDocument],
     ) -> None:
         self._disks = disks
-        self._ledger = ledger
+        self._ledgers = ledgers
         self._documents = documents
         self._lost = lost
         self._named: dict[tuple[object, ...], tuple[int, int]] = {}
@@ -51,20 +51,12 @@ class Readings:
         self._answered: dict[tuple[int, int], tuple[int, int]] = {}
         """By queue and subscription the newest reader to whom a commit was answered."""
 
-    def begin_again(self) -> None:
-        """The queue was deleted: what is made under its name from now on has nothing to do with it."""
-        self._named.clear()
-        self._forget_readers()
-
-    def recovered(self) -> None:
+    def recovered(self, queue_id: QueueId) -> None:
         """The chain goes on from a copy, which may lack the last notes of who lacks commits."""
-        self._forget_readers()
-
-    def _forget_readers(self) -> None:
-        self._cursors.clear()
-        self._granted.clear()
-        self._progress.clear()
-        self._answered.clear()
+        kept: tuple[dict[Any, Any], ...] = (self._cursors, self._granted, self._progress, self._answered)
+        for known in kept:
+            for key in [key for key in known if key[0] == queue_id]:
+                del known[key]
 
     def _document(self, queue_id: int) -> ChainDocument | None:
         return next((one for one in self._documents.values() if one.queue_id == queue_id), None)
@@ -82,21 +74,20 @@ class Readings:
         """
         match path.rpartition("/")[2]:
             case "AcquireRead":
-                progress = self._ledger.progress[request.subscription]
+                progress = self._ledgers[request.queue].progress[request.subscription]
                 return (progress.subscription_id, progress.generation), progress.committed
             case "CommitCursor" if not request.is_relayed:
                 whose, place = (request.generation, request.token), (request.link.epoch, request.index)
                 self._note_progress(_reader(request), whose, place)
             case "CreateSubscription" | "SeekSubscription":
-                return self._kept_at_first.setdefault(request.cause_id, self._last_kept)
+                return self._kept_at_first.setdefault(request.cause_id, self._last_kept(request.queue))
             case "DescribeQueue":
-                return self._last_kept
+                return self._last_kept(request.queue)
         return None
 
-    @property
-    def _last_kept(self) -> int:
+    def _last_kept(self, queue: str) -> int:
         """The last offset of which somebody was told that it is kept."""
-        return max(self._ledger.told, default=-1)
+        return max(self._ledgers[queue].told, default=-1)
 
     def replied(self, method: str, request: Any, reply: Any, known: Any) -> None:
         """A coordinator or a member answered."""
@@ -110,7 +101,7 @@ class Readings:
             case "SeekSubscription":
                 self._check_position(request.queue, request.to, reply, known)
             case "DescribeQueue":
-                self._check_latest(chain_view(reply), known)
+                self._check_latest(request.queue, chain_view(reply), known)
             case "TellReader":
                 key, told = _told(request)
                 self._named[key] = max(told, self._named.get(key, (0, 0)))
@@ -225,7 +216,7 @@ class Readings:
 
     def _check_read_granted(self, request: Any, reply: Any, known: tuple[tuple[int, int], tuple[int, int]]) -> None:
         """No grant starts before what was committed when the reader asked (H7)."""
-        progress, grant = self._ledger.progress[request.subscription], reply.grant
+        progress, grant = self._ledgers[request.queue].progress[request.subscription], reply.grant
         is_of_it = (
             (grant.subscription_id, grant.generation) == (progress.subscription_id, progress.generation) == known[0]
         )
@@ -285,7 +276,7 @@ class Readings:
 
     def _check_position(self, queue: str, where: str, view: Any, kept: int) -> None:
         """A subscription stands before the first record at or behind where it was put, and behind all that lies before that."""
-        document = next((one for one in self._documents.values() if one.name == queue), None)
+        document = next((one for one in self._documents.values() if one.name == queue and not one.is_deleted), None)
         link = None if document is None else document.link(view.position_epoch)
         if document is None or (link is not None and link.base is None):
             return
@@ -297,7 +288,7 @@ class Readings:
         at = (end if link is None or link.base is None else link.base) + view.position_index
         if where == "latest":
             behind = end if link is None or link.base is None else link.base + self._stored(document, link)
-            is_there = kept < at <= behind or bool(self._ledger.given_up)
+            is_there = kept < at <= behind or bool(self._ledgers[queue].given_up)
         elif where in ("", "earliest"):
             is_there = view.position_index == 0 and end == document.dropped.offset
         else:
@@ -315,15 +306,16 @@ class Readings:
         keys = [disk.table.between(first, end)[-1:] for disk in disks if not _is_forgiven(disk, link)]
         return min((layout.number_of(key[0]) if key else 0 for key in keys), default=(1 << 64) - 1)
 
-    def _check_latest(self, view: ChainView, kept: int) -> None:
+    def _check_latest(self, queue: str, view: ChainView, kept: int) -> None:
         """Where the end of a queue is said to be known, all that was told to be kept when it was asked for lies before it; in any case
         it isn't beyond what both disks have.
         """
-        if view.is_latest_known and view.latest <= kept and not self._ledger.given_up and not view.is_deleted:
+        given_up = self._ledgers[queue].given_up
+        if view.is_latest_known and view.latest <= kept and not given_up and not view.is_deleted:
             raise Violation(f"9: the end is told to be {view.latest}, and {kept} was told to be kept")
         document, last = self._document(view.queue_id), view.links[-1] if view.links else None
         link = None if document is None or last is None else document.link(last.epoch)
-        if document is None or link is None or link.base is None or self._ledger.given_up:
+        if document is None or link is None or link.base is None or given_up:
             return
         if any(one.queue_id == view.queue_id for one in self._lost.values()):
             return  # by the chain that is lost a disk may have let this link go

@@ -10,12 +10,13 @@ from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 from seriatim.protocol import seriatim_pb2 as pb
-from seriatim.protocol.chain import Link, LinkState, Readmit
+from seriatim.protocol.chain import ChainDocument, Link, LinkState, Readmit
 from seriatim.protocol.coordinators import Coordinators
 from seriatim.protocol.errors import SeriatimError
 from seriatim.protocol.nodes import Paths
-from tests.simulation.applications import QUEUE, SENDERS, Reader
+from tests.simulation.applications import Reader
 from tests.simulation.ledger import Violation
+from tests.simulation.queue import Queue
 from tests.simulation.world import CLUSTER, MemberHost, names_of
 
 if TYPE_CHECKING:
@@ -27,11 +28,16 @@ SOON_S = 40.0
 """Longer than all time-outs together that an outage may cost."""
 
 
-def to_create(subscription: str, where: str) -> pb.CreateSubscriptionRequest:
+def to_create(queue: Queue, subscription: str, where: str) -> pb.CreateSubscriptionRequest:
     """A request for one that stands there."""
-    request = pb.CreateSubscriptionRequest(queue=QUEUE, subscription=subscription)
+    request = pb.CreateSubscriptionRequest(queue=queue.name, subscription=subscription)
     setattr(request, "from", where)
     return request
+
+
+def to_abandon_it(queue: Queue, link: Link) -> pb.AbandonLinkRequest:
+    """A request to give up what is lost of a link."""
+    return pb.AbandonLinkRequest(queue=queue.name, epoch=link.epoch, confirmed_queue=queue.name)
 
 
 def both_ways(some: Iterable[str], others: Collection[str]) -> list[tuple[str, str]]:
@@ -42,7 +48,7 @@ def both_ways(some: Iterable[str], others: Collection[str]) -> list[tuple[str, s
 def calmed(schedule: Schedule) -> Link:
     """Everything is healed, and whole again; the link that is open then."""
     schedule.calm()
-    document = schedule.world.document
+    document = schedule.queue.document
     assert document is not None
     assert document.last_link is not None
     return document.last_link
@@ -63,13 +69,13 @@ def asked(schedule: Schedule, method: str, request: object) -> Any:
 def switched(schedule: Schedule) -> None:
     """Sending goes on with another group: asked for, or because a member died, or both."""
     world, chance = schedule.world, schedule.chance
-    document = world.document
+    document = schedule.queue.document
     assert document is not None
     link = document.last_link
     assert link is not None
     if chance.random() < 0.5:
         # A coordinator whose ZooKeeper server is behind may not see yet that there is a group to go on with.
-        while asked(schedule, "RotateQueue", pb.QueueRequest(queue=QUEUE)) is None:
+        while asked(schedule, "RotateQueue", pb.QueueRequest(queue=schedule.queue.name)) is None:
             world.loop.run(world.loop.now_s + 1.0)
     else:
         for name in names_of(link)[: chance.choice((1, 2))]:
@@ -77,7 +83,7 @@ def switched(schedule: Schedule) -> None:
             schedule.later(SOON_S / 4, world.start, name)
 
     def has_switched() -> bool:
-        now = world.document
+        now = schedule.queue.document
         return now is not None and now.last_link is not None and now.last_link.epoch > link.epoch
 
     schedule.until(has_switched, "sending goes on with another group", SOON_S)
@@ -142,7 +148,7 @@ def damage_on_the_way(schedule: Schedule) -> None:
 
 def split_head(schedule: Schedule) -> None:
     """Master and slave don't reach each other, and everybody else does."""
-    link = schedule.world.head
+    link = schedule.queue.head
     if link is not None:
         one, other = names_of(link)
         pairs = [(one, other), (other, one)]
@@ -208,7 +214,7 @@ def abandon_head(schedule: Schedule) -> None:
 
     def to_abandon() -> list[Link]:
         """With the head, earlier links of its group that a subscription was sought back to."""
-        document = world.document
+        document = schedule.queue.document
         if document is None:
             return []
         listed = {epoch for one in document.subscriptions for epoch in one.consume_list}
@@ -229,7 +235,7 @@ def abandon_head(schedule: Schedule) -> None:
         world.start(name)
     for _ in range(10):
         for one in to_abandon():
-            asked(schedule, "AbandonLink", pb.AbandonLinkRequest(queue=QUEUE, epoch=one.epoch, confirmed_queue=QUEUE))
+            asked(schedule, "AbandonLink", to_abandon_it(schedule.queue, one))
     schedule.until(schedule.is_all_read, "what comes behind the abandoned link is read", SOON_S)
     for name in names_of(link):
         schedule.later(schedule.some_s(), world.start, name)
@@ -238,7 +244,7 @@ def abandon_head(schedule: Schedule) -> None:
 def unreachable_head(schedule: Schedule) -> None:
     """Both members of the head are registered, and no coordinator and no sender reaches them (H15)."""
     link, world = calmed(schedule), schedule.world
-    others = [*world.coordinator_names, *SENDERS]
+    others = [*world.coordinator_names, *schedule.queue.senders]
     cuts = both_ways(names_of(link), others)
     for pair in cuts:
         world.cut(*pair)
@@ -250,11 +256,11 @@ def unreachable_head(schedule: Schedule) -> None:
 def nobody_sends(schedule: Schedule) -> None:
     """The head's members start again while nobody sends: the tail has to become readable all the same (H18)."""
     link, world = calmed(schedule), schedule.world
-    readers = [name for name in world.hosts if name.startswith(("reader", "audit", "extra"))]
+    readers = schedule.queue.readers
     for name in readers:
         world.kill(name, is_power=False)
     world.loop.run(world.loop.now_s + 0.2 + 0.5 * schedule.chance.random())
-    for name in SENDERS:
+    for name in schedule.queue.senders:
         world.kill(name, is_power=False)
     for name in names_of(link):
         world.kill(name, is_power=True)
@@ -262,7 +268,7 @@ def nobody_sends(schedule: Schedule) -> None:
         schedule.later(0.1 + 0.2 * schedule.chance.random(), world.start, name)
     world.loop.run(world.loop.now_s + 0.5)
     schedule.until(schedule.is_all_read, "what was sent is read, though nobody sends", SOON_S)
-    for name in SENDERS:
+    for name in schedule.queue.senders:
         world.start(name)
 
 
@@ -277,7 +283,7 @@ def _change_places(schedule: Schedule, *, goes: str, comes: str) -> None:
 
 def _noted(schedule: Schedule, link: Link, name: str) -> Callable[[], bool]:
     def is_noted() -> bool:
-        document = schedule.world.document
+        document = schedule.queue.document
         return document is not None and document.stale_note(link.epoch, name[-1]) is not None
 
     return is_noted
@@ -286,21 +292,25 @@ def _noted(schedule: Schedule, link: Link, name: str) -> Callable[[], bool]:
 def let_go_at_rest(schedule: Schedule) -> None:
     """All of a link is read, and let go, while nobody sends. Whoever reads is in the next one before it is granted to him."""
     link, world = calmed(schedule), schedule.world
-    for name in SENDERS:
+    for name in schedule.queue.senders:
         world.kill(name, is_power=False)
-    settle_idle(schedule)
-    asked(schedule, "AlterQueue", pb.AlterQueueRequest(queue=QUEUE, settings=pb.QueueSettings(retention_ms=1)))
-    asked(schedule, "RotateQueue", pb.QueueRequest(queue=QUEUE))
+    settle_idle(schedule, schedule.queue)
+    asked(
+        schedule,
+        "AlterQueue",
+        pb.AlterQueueRequest(queue=schedule.queue.name, settings=pb.QueueSettings(retention_ms=1)),
+    )
+    asked(schedule, "RotateQueue", pb.QueueRequest(queue=schedule.queue.name))
 
     def is_let_go() -> bool:
-        return world.document is None or world.document.link(link.epoch) is None
+        return schedule.queue.document is None or schedule.queue.document.link(link.epoch) is None
 
     schedule.until(is_let_go, "what is read is let go", SOON_S)
-    readers = [name for name in world.hosts if name.startswith("reader")]
+    readers = [name for name in schedule.queue.readers if name.startswith("reader")]
     cuts = [(reader, coordinator) for reader in readers for coordinator in world.coordinator_names]
     for pair in cuts:  # who is watched tells, and isn't heard when asked for a grant
         world.cut(*pair)
-    for name in SENDERS:
+    for name in schedule.queue.senders:
         world.start(name)
     schedule.until_sending_goes_on(SOON_S)
     world.loop.run(world.loop.now_s + 0.3)
@@ -385,14 +395,14 @@ def read_behind_a_note(schedule: Schedule) -> None:
     if link is None or len(world.coordinator_names) < 2:
         return
     behind, other = schedule.chance.sample(world.coordinator_names, 2)
-    readers = [name for name in world.hosts if name.startswith("reader")]
+    readers = [name for name in schedule.queue.readers if name.startswith("reader")]
     pair = names_of(link)
     cuts = {pair, pair[::-1]}
     to_behind = {path for name in (*pair, *readers) for path in ((name, behind), (behind, name))}
     to_other = {path for name in readers for path in ((name, other), (other, name))}
     for path in cuts:
         world.cut(*path)
-    request = pb.SeekSubscriptionRequest(queue=QUEUE, subscription="main", to=str(link.base))
+    request = pb.SeekSubscriptionRequest(queue=schedule.queue.name, subscription="main", to=str(link.base))
     process, is_sought = world.hosts[behind].process, asked(schedule, "SeekSubscription", request) is not None
     server = next((one.server for one in ensemble.sessions_of(process)), None)
     if server is not None and is_sought:
@@ -419,7 +429,7 @@ def read_behind_a_note(schedule: Schedule) -> None:
 def sought_while_cut_off(schedule: Schedule) -> None:
     """The ZooKeeper server of an elected reader is cut off, and goes on answering its pings; a coordinator answers the reader, too (H8, H10)."""
     world, ensemble = schedule.world, schedule.world.ensemble
-    subscriptions = () if world.document is None else world.document.subscriptions
+    subscriptions = () if schedule.queue.document is None else schedule.queue.document.subscriptions
     nodes = [one.reader_node for one in subscriptions if one.name == "main"]
     readers = [name for name in world.hosts if name.startswith("reader") and any(name in node for node in nodes)]
     session = next((one for name in readers for one in ensemble.sessions_of(world.hosts[name].process)), None)
@@ -431,7 +441,9 @@ def sought_while_cut_off(schedule: Schedule) -> None:
     world.note(f"ZooKeeper server {server.number}, which {readers[0]} asks, is cut off")
     ensemble.cut_off(server, drops_after_s=SOON_S)
     world.loop.run(world.loop.now_s + session.session_timeout_s * schedule.chance.uniform(0.5, 0.95))
-    schedule.operate("SeekSubscription", pb.SeekSubscriptionRequest(queue=QUEUE, subscription="main", to="earliest"))
+    schedule.operate(
+        "SeekSubscription", pb.SeekSubscriptionRequest(queue=schedule.queue.name, subscription="main", to="earliest")
+    )
     world.loop.run(world.loop.now_s + 1.5 * session.session_timeout_s)
     if server.is_cut_off:
         ensemble.rejoin(server)
@@ -439,13 +451,14 @@ def sought_while_cut_off(schedule: Schedule) -> None:
 
 def _sealed(schedule: Schedule) -> Link | None:
     """A link that has ended, with records that its readers have reached; a switch makes one."""
-    world = schedule.world
+    world, queue = schedule.world, schedule.queue
     for _ in range(2):
-        reached = max(world.ledger.progress["main"].delivered, default=0) if "main" in world.ledger.progress else 0
-        for link in () if world.document is None else world.document.links:
+        progress = queue.ledger.progress
+        reached = max(progress["main"].delivered, default=0) if "main" in progress else 0
+        for link in () if queue.document is None else queue.document.links:
             if link.certificate is not None and link.end and link.base is not None and link.base <= reached:
                 return link
-        schedule.operate("RotateQueue", pb.QueueRequest(queue=QUEUE))
+        schedule.operate("RotateQueue", pb.QueueRequest(queue=schedule.queue.name))
         world.loop.run(world.loop.now_s + 2.0)
     return None
 
@@ -472,6 +485,17 @@ def lose_cursors(schedule: Schedule) -> None:
     if link is None:
         return
     one, other = schedule.chance.sample(names_of(link), 2)
+    is_lost = lost_with_a_disk(schedule, link, one, other)
+    if is_lost and schedule.chance.random() < 0.5:
+        world.loop.run(world.loop.now_s + 12.0, lambda: schedule.is_twice(one, (b"B",)))
+        if schedule.is_twice(one, (b"B",)):  # the records have two copies again: people see to the other disk
+            schedule.blank_disk_of(one)
+            schedule.later(3 * schedule.chance.random(), world.start, one)
+
+
+def lost_with_a_disk(schedule: Schedule, link: Link, one: str, other: str) -> bool:
+    """Whether it came to that: a member is away, and the disk of the other one is replaced."""
+    world = schedule.world
     world.kill(one, is_power=True)
     is_noted = _noted(schedule, link, one)
     world.loop.run(world.loop.now_s + 10.0, is_noted)
@@ -480,11 +504,7 @@ def lose_cursors(schedule: Schedule) -> None:
         schedule.blank_disk_of(other)
         world.start(other)
     schedule.later(3 * schedule.chance.random(), world.start, one)
-    if is_lost and schedule.chance.random() < 0.5:
-        world.loop.run(world.loop.now_s + 12.0, lambda: schedule.is_twice(one, (b"B",)))
-        if schedule.is_twice(one, (b"B",)):  # the records have two copies again: people see to the other disk
-            schedule.blank_disk_of(one)
-            schedule.later(3 * schedule.chance.random(), world.start, one)
+    return is_lost
 
 
 def disk_fills(schedule: Schedule) -> None:
@@ -498,13 +518,13 @@ def disk_fills(schedule: Schedule) -> None:
         world.note(f"the disk of {name} has {host.disk.room_bytes} bytes left, {reserve_bytes} of them kept for others")
 
     def is_elsewhere() -> bool:
-        return world.head is not None and world.head.epoch > link.epoch
+        return schedule.queue.head is not None and schedule.queue.head.epoch > link.epoch
 
     schedule.until(is_elsewhere, "another group takes over from the full one", SOON_S)
     schedule.until_sending_goes_on(SOON_S)
 
     def is_read() -> bool:
-        document = world.document
+        document = schedule.queue.document
         if document is None or not schedule.is_all_read():
             return False
         ended = document.link(link.epoch)
@@ -518,7 +538,7 @@ def blank_disk_unseen(schedule: Schedule) -> None:
     link, world = calmed(schedule), schedule.world
     if schedule.has_damaged(link.group):
         return
-    away = [*world.coordinator_names, *SENDERS]
+    away = [*world.coordinator_names, *schedule.queue.senders]
     for name in away:
         world.kill(name, is_power=False)
     name = schedule.chance.choice(names_of(link))
@@ -532,7 +552,7 @@ def blank_disk_unseen(schedule: Schedule) -> None:
 def change_addresses(schedule: Schedule) -> None:
     """Members go, and come back at other addresses: at new ones, or at each other's, where those who don't know yet still call them (H25)."""
     world, chance = schedule.world, schedule.chance
-    link = world.head
+    link = schedule.queue.head
     names = chance.sample(world.member_names, chance.choice((1, 2, 2, 3)))
     if link is not None and chance.random() < 0.6:
         names = list(dict.fromkeys((*names_of(link)[: chance.choice((1, 2))], *names)))
@@ -552,68 +572,74 @@ def change_addresses(schedule: Schedule) -> None:
 def rotate_quietly(schedule: Schedule) -> None:
     """A switch while nothing is sent: readers wait for the next link while it is opened, and slowly; some start there."""
     world = schedule.world
-    document = world.document
-    world.is_draining = True
+    document = schedule.queue.document
+    schedule.queue.is_draining = True
     world.loop.run(world.loop.now_s + 0.6 + 0.4 * schedule.chance.random())
     if schedule.chance.random() < 0.3:
         _new_subscription(schedule, "latest")
         world.loop.run(world.loop.now_s + 1.0)
     if document is not None and len(document.send_list) > 1:
         schedule.slow_down(f"{document.send_list[1]}-{schedule.chance.choice('ab')}", 0.2, 2.0)
-    schedule.operate("RotateQueue", pb.QueueRequest(queue=QUEUE))
+    schedule.operate("RotateQueue", pb.QueueRequest(queue=schedule.queue.name))
     world.loop.run(world.loop.now_s + 0.5)
-    world.is_draining = False
+    schedule.queue.is_draining = False
 
 
 def idle_subscription(schedule: Schedule) -> None:
     """A subscription that nobody reads, and switches while it is there (H14)."""
     world = schedule.world
-    world.ledger.idle.add(IDLE)
-    asked(schedule, "CreateSubscription", to_create(IDLE, "latest"))
+    schedule.queue.ledger.idle.add(IDLE)
+    asked(schedule, "CreateSubscription", to_create(schedule.queue, IDLE, "latest"))
     for number in range(schedule.chance.randint(1, 4)):
-        schedule.later(number * 1.5, schedule.operate, "RotateQueue", pb.QueueRequest(queue=QUEUE))
+        schedule.later(number * 1.5, schedule.operate, "RotateQueue", pb.QueueRequest(queue=schedule.queue.name))
     world.loop.run(world.loop.now_s + 2.0)
 
 
 def give_up_lost(schedule: Schedule) -> None:
     """Where a link's durability allows loss, one disk may be gone and the other not whole: only an operator ends that."""
-    document = schedule.world.document
-    for link in () if document is None else document.links:
-        is_doubtful = not link.durability.survives_restart and schedule.has_damaged(link.group)
-        if link.state is LinkState.LOST and is_doubtful:
-            request = pb.AbandonLinkRequest(queue=QUEUE, epoch=link.epoch, confirmed_queue=QUEUE)
-            schedule.operate("AbandonLink", request)
-            schedule.later(10.0, give_up_lost, schedule)
+    found = [
+        (queue, link)
+        for queue in schedule.world.live_queues
+        for link in (() if queue.document is None else queue.document.links)
+        if link.state is LinkState.LOST and not link.durability.survives_restart and schedule.has_damaged(link.group)
+    ]
+    for queue, link in found:
+        schedule.operate("AbandonLink", to_abandon_it(queue, link))
+    if found:
+        schedule.later(10.0, give_up_lost, schedule)
 
 
 def seek_lost(schedule: Schedule) -> None:
     """Where a replaced disk has met a member that lacks commits, only an operator can say from where to read again."""
-    document = schedule.world.document
-    if document is None:
-        return
-    lost = schedule.links_without_cursors()
+    documents = [queue.document for queue in schedule.world.live_queues]
+    found = [(one, schedule.links_without_cursors(one)) for one in documents if one is not None]
+    for document, lost in found:
+        _seek_lost_of(schedule, document, lost)
+    if any(lost for _, lost in found):  # a member tells of one at a time
+        schedule.later(10.0, seek_lost, schedule)
+
+
+def _seek_lost_of(schedule: Schedule, document: ChainDocument, lost: set[int]) -> None:
     for one in document.subscriptions:
         link = document.link(one.consume_list[0]) if one.consume_list else None
         # Who is read comes to the others, and may find its cursors by then; who isn't has to be sought from where it is.
         if link is not None and (link.epoch in lost or (one.name == IDLE and lost.intersection(one.consume_list))):
             to = "earliest" if link.base is None else str(link.base)
-            request = pb.SeekSubscriptionRequest(queue=QUEUE, subscription=one.name, to=to)
+            request = pb.SeekSubscriptionRequest(queue=document.name, subscription=one.name, to=to)
             schedule.operate("SeekSubscription", request)
-    if lost:
-        schedule.later(10.0, seek_lost, schedule)
 
 
-def settle_idle(schedule: Schedule) -> None:
+def settle_idle(schedule: Schedule, queue: Queue) -> None:
     """Where groups come back drained only, somebody has to delete what nobody reads."""
-    document = schedule.world.document
+    document = queue.document
     if document is not None and document.settings.readmit is Readmit.DRAINED and document.subscription(IDLE):
-        schedule.operate("DeleteSubscription", pb.SubscriptionRequest(queue=QUEUE, subscription=IDLE))
+        schedule.operate("DeleteSubscription", pb.SubscriptionRequest(queue=queue.name, subscription=IDLE))
 
 
 def alter_settings(schedule: Schedule) -> None:
     """The next links are kept otherwise, or elsewhere; groups come back otherwise; what everybody has read may go soon, or at once."""
     world, chance = schedule.world, schedule.chance
-    document = world.document
+    document = schedule.queue.document
     if document is None or document.subscription("main") is None:
         return  # what nobody has subscribed to may go unread
     settings = pb.QueueSettings(
@@ -626,9 +652,13 @@ def alter_settings(schedule: Schedule) -> None:
         groups=chance.sample(world.group_names, 2) if chance.random() < 0.5 else (),
     )
     is_for_all = not settings.groups and chance.random() < 0.5
-    schedule.operate("AlterQueue", pb.AlterQueueRequest(queue=QUEUE, settings=settings, all_groups=is_for_all))
+    schedule.operate(
+        "AlterQueue", pb.AlterQueueRequest(queue=schedule.queue.name, settings=settings, all_groups=is_for_all)
+    )
     for number in range(chance.randint(0, 3)):
-        schedule.later(number * schedule.some_s(), schedule.operate, "RotateQueue", pb.QueueRequest(queue=QUEUE))
+        schedule.later(
+            number * schedule.some_s(), schedule.operate, "RotateQueue", pb.QueueRequest(queue=schedule.queue.name)
+        )
 
 
 def open_late(schedule: Schedule) -> None:
@@ -638,22 +668,22 @@ def open_late(schedule: Schedule) -> None:
     """
     world, chance = schedule.world, schedule.chance
     link = calmed(schedule)
-    document = world.document
+    document = schedule.queue.document
     if document is None or document.subscription("main") is None or len(world.coordinator_names) < 2:
         return
     settings = pb.QueueSettings(retention_ms=1, readmit="in-sync")
-    if asked(schedule, "AlterQueue", pb.AlterQueueRequest(queue=QUEUE, settings=settings)) is None:
+    if asked(schedule, "AlterQueue", pb.AlterQueueRequest(queue=schedule.queue.name, settings=settings)) is None:
         return
     paused, other = chance.sample(world.coordinator_names, 2)
-    cuts = both_ways(SENDERS, (paused,))
+    cuts = both_ways(schedule.queue.senders, (paused,))
 
     async def rotate() -> None:
         with contextlib.suppress(SeriatimError):
             async with Coordinators(f"{world.hosts[other].address}:7000") as beside:
-                await beside.call_within("RotateQueue", pb.QueueRequest(queue=QUEUE), 3.0)
+                await beside.call_within("RotateQueue", pb.QueueRequest(queue=schedule.queue.name), 3.0)
 
     def stand_still() -> None:
-        now = world.document
+        now = schedule.queue.document
         if now is None or now.sender_token == document.sender_token:
             world.at_chain_write = stand_still
             return
@@ -665,11 +695,11 @@ def open_late(schedule: Schedule) -> None:
         world.loop.start(process, rotate)
 
     def is_let_go() -> bool:
-        now = world.document
+        now = schedule.queue.document
         return now is not None and now.dropped.epoch > link.epoch
 
     world.at_chain_write = stand_still
-    for name in SENDERS:
+    for name in schedule.queue.senders:
         world.kill(name, is_power=False)
         world.start(name)
     world.loop.run(world.loop.now_s + SOON_S, lambda: world.at_chain_write is None)
@@ -720,37 +750,38 @@ def make_queue_again(schedule: Schedule) -> None:
 
 def _make_again(schedule: Schedule, meanwhile: Callable[[], object]) -> None:
     """`meanwhile`: done when all is read, and before the queue is deleted."""
-    world = schedule.world
-    world.is_draining = True
+    world, queue = schedule.world, schedule.queue
+    queue.is_draining = True
     schedule.until(schedule.is_all_read, "everything is read before the queue is deleted", SOON_S)
-    applications = [name for name in world.hosts if name.startswith(("sender", "reader", "audit", "extra"))]
     meanwhile()
-    for name in applications:
+    for name in queue.applications:
         world.kill(name, is_power=False)
-    assert world.document is not None
-    gone = pb.QueueRequest(queue=QUEUE, queue_id=world.document.queue_id)
+    assert queue.document is not None
+    gone = pb.QueueRequest(queue=queue.name, queue_id=queue.document.queue_id)
     for _ in range(schedule.chance.choice((0, 0, 1))):  # others delete it, too, and may be late
         schedule.beside("DeleteQueue", gone, after_s=0.2 * schedule.chance.random())
     asked(schedule, "DeleteQueue", gone)
-    world.oracle.begin_again()
-    world.queues += 1
-    settings = pb.QueueSettings()
-    settings.CopyFrom(schedule.settings)
-    if not set(settings.groups) <= set(world.group_names):
-        settings.ClearField("groups")
-    made = pb.CreateQueueRequest(queue=QUEUE, settings=settings)
+    world.end_queue(queue)
+    world.begin_queue(queue)
+    made = to_make(schedule, queue)
     others = [
         schedule.beside("CreateQueue", made, after_s=0.02 * schedule.chance.random())
         for _ in range(schedule.chance.choice((0, 0, 1)))
     ]
     asked(schedule, "CreateQueue", made)
     schedule.until(lambda: all(one.is_set() for one in others), "the other operator is answered", 30.0)
-    for path in world.oracle.documents.keys() - world.ensemble.leader.nodes.keys():
-        del world.oracle.documents[path]  # of who came second
-    world.is_draining = False
-    for name in (*applications, *world.member_names):
+    for name in (*queue.applications, *world.member_names):
         world.start(name)
     schedule.until_sending_goes_on(SOON_S)
+
+
+def to_make(schedule: Schedule, queue: Queue) -> pb.CreateQueueRequest:
+    """A request for it, on groups that there are."""
+    settings = pb.QueueSettings()
+    settings.CopyFrom(queue.settings)
+    if not set(settings.groups) <= set(schedule.world.group_names):
+        settings.ClearField("groups")
+    return pb.CreateQueueRequest(queue=queue.name, settings=settings)
 
 
 def add_group(schedule: Schedule) -> None:
@@ -778,25 +809,34 @@ def remove_group(schedule: Schedule) -> None:
         return
     head = calmed(schedule).group
     group = head if chance.random() < 0.7 else chance.choice(world.group_names)
-    for_others = pb.AlterQueueRequest(queue=QUEUE, all_groups=True)
-    asked(schedule, "AlterQueue", for_others)
+    for_others = [pb.AlterQueueRequest(queue=one.name, all_groups=True) for one in world.live_queues]
+    for alter in for_others:
+        asked(schedule, "AlterQueue", alter)
     request = pb.GroupRequest(group=group)
     asked(schedule, "DrainGroup", request)
     if chance.random() < 0.5:
-        if not world.loop.run(world.loop.now_s + SOON_S, lambda: is_read_on(schedule, group)):
+        if not world.loop.run(
+            world.loop.now_s + SOON_S, lambda: all(is_read_on(one, group) for one in world.live_queues)
+        ):
             return  # there is a subscription that nobody reads
         world.remove_group(group)
         world.loop.run(world.loop.now_s + 6.0)  # for longer than sessions last
         asked(schedule, "RemoveGroup", request)
         _check_removed(schedule, group)
-        settings = pb.QueueSettings(retention_ms=1)
-        asked(schedule, "AlterQueue", pb.AlterQueueRequest(queue=QUEUE, settings=settings))
+        kept = world.live_queues
     else:
+        kept = [one for one in world.live_queues if one is not schedule.queue]
+        if kept and not world.loop.run(world.loop.now_s + SOON_S, lambda: all(is_read_on(one, group) for one in kept)):
+            return
         _make_again(schedule, lambda: world.remove_group(group))
+    for one in kept:
+        settings = pb.QueueSettings(retention_ms=1)
+        asked(schedule, "AlterQueue", pb.AlterQueueRequest(queue=one.name, settings=settings))
     # What was asked for before may come late: that it be resumed, that it serve this queue; an empty link is kept for a minute.
     for _ in range(70):
         asked(schedule, "DrainGroup", request)
-        asked(schedule, "AlterQueue", for_others)
+        for alter in for_others:
+            asked(schedule, "AlterQueue", alter)
         asked(schedule, "RemoveGroup", request)
         if _check_removed(schedule, group):
             break
@@ -808,9 +848,9 @@ def remove_group(schedule: Schedule) -> None:
         _start_group(schedule, group)
 
 
-def is_read_on(schedule: Schedule, group: str) -> bool:
-    """Whether no subscription has a link on the group left to read."""
-    document = schedule.world.document
+def is_read_on(queue: Queue, group: str) -> bool:
+    """Whether no subscription of it has a link on the group left to read."""
+    document = queue.document
     assert document is not None
     unread = {epoch for one in document.subscriptions for epoch in one.consume_list}
     return not any(link.epoch in unread for link in document.links if link.group == group)
@@ -819,15 +859,15 @@ def is_read_on(schedule: Schedule, group: str) -> bool:
 def _check_removed(schedule: Schedule, group: str) -> bool:
     """Whether the group is removed; if so, no link may be on it."""
     world = schedule.world
-    document = world.document
     is_removed = Paths(CLUSTER).group(group) not in world.ensemble.leader.nodes
-    if is_removed and document is not None and any(link.group == group for link in document.links):
+    links = [link for one in world.live_queues if one.document is not None for link in one.document.links]
+    if is_removed and any(link.group == group for link in links):
         raise Violation(f"12: group {group} was removed, and a link is on it")
     return is_removed
 
 
 def _somewhere(schedule: Schedule) -> str:
-    records = schedule.world.ledger.records
+    records = schedule.queue.ledger.records
     where = schedule.chance.choice(("earliest", "latest", "offset"))
     return (
         str(schedule.chance.choice(sorted(records)))
@@ -842,10 +882,11 @@ def make_subscription(schedule: Schedule) -> None:
 
 
 def _new_subscription(schedule: Schedule, where: str) -> None:
-    world = schedule.world
+    world, queue = schedule.world, schedule.queue
     name = f"extra-{len(world.hosts)}"
-    schedule.operate("CreateSubscription", to_create(name, where))
-    schedule.add(name, Reader(world, name, name).main)
+    schedule.operate("CreateSubscription", to_create(queue, name, where))
+    schedule.add(name, Reader(world, queue, name, name).main, queue)
+    queue.readers.append(name)
     world.start(name)
 
 

@@ -11,9 +11,9 @@ from seriatim.protocol import chain_json
 from seriatim.protocol import seriatim_pb2 as pb
 from seriatim.protocol.names import Epoch, QueueId
 from seriatim.protocol.nodes import Paths
-from tests.simulation.applications import QUEUE
 from tests.simulation.ensemble import Kept
 from tests.simulation.ledger import Violation
+from tests.simulation.queue import Queue
 from tests.simulation.scenarios import (
     SOON_S,
     asked,
@@ -35,8 +35,7 @@ _UNAWARE_S = 1.0
 def set_zookeeper_back(schedule: Schedule) -> None:
     """To before a switch or two, with all who run, or none of them: nothing is sent, nor cut off, until it has its newest data again."""
     _put_back(schedule, _set_back(schedule, _switched_from(schedule)))
-    _start_all(schedule)
-    schedule.until_sending_goes_on(SOON_S)
+    _go_on(schedule)
 
 
 def set_back_a_seek(schedule: Schedule) -> None:
@@ -45,15 +44,25 @@ def set_back_a_seek(schedule: Schedule) -> None:
     world = schedule.world
     world.may_seek = False
     calmed(schedule)
-    older, document = world.ensemble.copied(), world.document
+    older, document = world.ensemble.copied(), schedule.queue.document
     if document is None or not document.links or not document.subscriptions:
         return
-    request = pb.SeekSubscriptionRequest(queue=QUEUE, subscription=document.subscriptions[0].name, to="earliest")
+    request = pb.SeekSubscriptionRequest(
+        queue=schedule.queue.name, subscription=document.subscriptions[0].name, to="earliest"
+    )
     if asked(schedule, "SeekSubscription", request) is None:
         return
     schedule.until(lambda: _is_kept(schedule), "a disk has a copy of the newest chain", SOON_S)
     _put_back(schedule, _set_back(schedule, older))
+    _go_on(schedule)
+
+
+def _go_on(schedule: Schedule) -> None:
+    """By the newest data of the queue that was set back; others, which had gone on by the older ones, are recovered."""
     _start_all(schedule)
+    for queue in [one for one in schedule.world.live_queues if one is not schedule.queue]:
+        schedule.until(lambda: _are_all_there(schedule), "every member is registered", SOON_S)
+        _recovered_one(schedule, queue, others=0)
     schedule.until_sending_goes_on(SOON_S)
 
 
@@ -66,6 +75,18 @@ def recover_queue(schedule: Schedule) -> None:
     else:
         _put_back(schedule, Kept())  # with everybody ended: who reads hears that there is no such queue, and ends
         _nothing_is_sent(schedule)
+    _recovered_with_all(schedule)
+
+
+def recover_from(schedule: Schedule, older: Kept) -> None:
+    """The same, from when a queue wasn't made yet, with everybody ended."""
+    schedule.until(lambda: _is_kept(schedule), "a disk has a copy of the newest chain", SOON_S)
+    _put_back(schedule, older)
+    _start_all(schedule)
+    _recovered_with_all(schedule)
+
+
+def _recovered_with_all(schedule: Schedule) -> None:
     schedule.until(lambda: _are_all_there(schedule), "every member is registered", SOON_S)
     _recovered(schedule)
     schedule.until_sending_goes_on(SOON_S)
@@ -85,7 +106,7 @@ def recover_without(schedule: Schedule, others: int = 0) -> None:
     world, chance = schedule.world, schedule.chance
     if chance.random() < 0.4:
         soon = pb.QueueSettings(retention_ms=1)
-        asked(schedule, "AlterQueue", pb.AlterQueueRequest(queue=QUEUE, settings=soon))
+        asked(schedule, "AlterQueue", pb.AlterQueueRequest(queue=schedule.queue.name, settings=soon))
     older = _switched_from(schedule)
     schedule.until(lambda: _is_kept(schedule), "a disk has a copy of the newest chain", SOON_S)
     away = _away(schedule)
@@ -115,21 +136,22 @@ def recover_without(schedule: Schedule, others: int = 0) -> None:
 
 
 def _away(schedule: Schedule) -> list[str]:
-    """A group, one of its members, or all but one; somebody who knows which links there are stays."""
+    """A group, one of its members, or all but one; somebody who knows which links there are stays, of each queue."""
     world, chance = schedule.world, schedule.chance
-    knowing = [name for name in world.member_names if _knows(schedule, name)]
-    stays = chance.choice(knowing)
+    knowing = [[name for name in world.member_names if _knows(schedule, one, name)] for one in world.live_queues]
+    stay = [chance.choice(names) for names in knowing]
     group = chance.choice(world.group_names)
     members = [f"{group}-a", f"{group}-b"]
     away = chance.choice((members, members[:1], members[1:], world.member_names))
-    if set(knowing) <= set(away):
-        away = [name for name in away if name != stays]
-    return away or [next(name for name in world.member_names if name != stays)]
+    for names, stays in zip(knowing, stay, strict=True):
+        if set(names) <= set(away):
+            away = [name for name in away if name != stays]
+    return away or [next(name for name in world.member_names if name not in stay)]
 
 
-def _knows(schedule: Schedule, name: str) -> bool:
+def _knows(schedule: Schedule, queue: Queue, name: str) -> bool:
     """Whether this disk has a flushed copy of the chain with all its links, and none that were let go."""
-    document = schedule.world.document
+    document = queue.document
     assert document is not None
     data = _copy(schedule, name, document.queue_id)
     copy = None if data is None else chain_json.decode(data[8:])
@@ -143,9 +165,14 @@ def _copy(schedule: Schedule, name: str, queue_id: QueueId) -> bytes | None:
 
 
 def _recovered(schedule: Schedule, others: int = 0) -> None:
-    """An operator has the queue recovered, and asks again until it is, or need not be. `others`: so many do so once, within moments."""
+    """An operator has each queue recovered, and asks again until it is, or need not be. `others`: so many do so once, within moments."""
+    for queue in schedule.world.live_queues:
+        _recovered_one(schedule, queue, others)
+
+
+def _recovered_one(schedule: Schedule, queue: Queue, others: int) -> None:
     world, chance = schedule.world, schedule.chance
-    request = pb.RecoverQueueRequest(queue=QUEUE, confirmed_queue=QUEUE)
+    request = pb.RecoverQueueRequest(queue=queue.name, confirmed_queue=queue.name)
     was_cut_off = False
     for _ in range(others):
         schedule.beside("RecoverQueue", request, after_s=chance.choice((0.05, 0.3, 1.5)) * chance.random())
@@ -193,7 +220,7 @@ def _nothing_is_sent(schedule: Schedule) -> None:
     began_s = world.loop.now_s
     _start_all(schedule)
     world.loop.run(began_s + 8 * schedule.chance.random())
-    if any((one.acknowledged_at_s or 0) > began_s for one in world.ledger.sent.values()):
+    if any((one.acknowledged_at_s or 0) > began_s for one in schedule.queue.ledger.sent.values()):
         raise Violation("8: sending goes on by a chain that was set back")
 
 
@@ -221,9 +248,13 @@ def _are_all_there(schedule: Schedule) -> bool:
 
 
 def _is_kept(schedule: Schedule) -> bool:
-    """Whether some disk has a flushed copy of the chain as it is now."""
+    """Whether some disk has a flushed copy of each chain as it is now."""
+    return all(_is_kept_of(schedule, queue) for queue in schedule.world.live_queues)
+
+
+def _is_kept_of(schedule: Schedule, queue: Queue) -> bool:
     world = schedule.world
-    document = world.document
+    document = queue.document
     assert document is not None
     now = world.ensemble.leader.nodes[Paths(CLUSTER).chain(document.queue_id)].version
     copies = (_copy(schedule, name, document.queue_id) for name in world.member_names)

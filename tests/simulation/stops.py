@@ -14,6 +14,7 @@ from seriatim.protocol.election import first_in_line
 from seriatim.protocol.nodes import Paths
 from tests.simulation.ledger import Violation
 from tests.simulation.loop import PATIENCE_S
+from tests.simulation.queue import Queue
 from tests.simulation.scenarios import SOON_S, calmed
 from tests.simulation.world import CLUSTER, World, names_of
 
@@ -46,7 +47,7 @@ def _stop(schedule: Schedule, name: str) -> None:
 
 def stop_one(schedule: Schedule) -> None:
     """Any process; the members of the link that is open more often than others."""
-    link, chance = schedule.world.head, schedule.stop_chance
+    link, chance = schedule.queue.head, schedule.stop_chance
     names = _stoppable(schedule.world)
     if link is not None and chance.random() < 0.4:
         names = [*names_of(link)]
@@ -55,7 +56,7 @@ def stop_one(schedule: Schedule) -> None:
 
 def stop_group(schedule: Schedule) -> None:
     """Both members of the link that is open, one a moment behind the other."""
-    link, chance = schedule.world.head, schedule.stop_chance
+    link, chance = schedule.queue.head, schedule.stop_chance
     for name in () if link is None else names_of(link):
         schedule.later(chance.choice((0.0, 0.05, 0.6)) * chance.random(), _stop, schedule, name)
 
@@ -96,7 +97,7 @@ def stop_member(schedule: Schedule) -> None:
     world.stop(str(side.name), 6.0)
 
     def is_sealed() -> bool:
-        now = None if world.document is None else world.document.link(link.epoch)
+        now = None if schedule.queue.document is None else schedule.queue.document.link(link.epoch)
         return now is None or now.certificate is not None
 
     schedule.until(is_sealed, f"link {link.epoch} is sealed at once, {side.name} stops", AT_ONCE_S)
@@ -104,7 +105,7 @@ def stop_member(schedule: Schedule) -> None:
 
     def goes_on() -> bool:
         """Also where there is much to send first."""
-        places = [one.place for one in world.ledger.sent.values() if one.place is not None]
+        places = [one.place for one in schedule.queue.ledger.sent.values() if one.place is not None]
         return any(epoch > link.epoch for epoch, _ in places)
 
     schedule.until(goes_on, "sending goes on at once", at_once_s - world.loop.now_s)
@@ -112,7 +113,7 @@ def stop_member(schedule: Schedule) -> None:
 
 
 def _check_sealed(schedule: Schedule, link: Link) -> None:
-    now = None if schedule.world.document is None else schedule.world.document.link(link.epoch)
+    now = None if schedule.queue.document is None else schedule.queue.document.link(link.epoch)
     if now is not None and (
         now.state is not LinkState.SEALED or now.certificate is None or not now.certificate.is_whole
     ):
@@ -121,14 +122,14 @@ def _check_sealed(schedule: Schedule, link: Link) -> None:
 
 def close_sender(schedule: Schedule) -> None:
     """The elected sender closes: all that it took is acknowledged, and another one goes on at once."""
-    world, ledger = schedule.world, schedule.world.ledger
+    world, queue, ledger = schedule.world, schedule.queue, schedule.queue.ledger
     calmed(schedule)
     name = _elected(schedule, _senders)
-    token, unknown, began_s = _sender_token(world), ledger.unknown, world.loop.now_s
+    token, unknown, began_s = _sender_token(queue), ledger.unknown, world.loop.now_s
     _stopped(schedule, name, 6.0)
     if ledger.unknown > unknown and world.loop.now_s < began_s + PATIENCE_S:
         raise Violation(f"8: {name} was closed, and {ledger.unknown - unknown} of its records ended as unknown")
-    schedule.until(lambda: _sender_token(world) > token, f"another sender than {name} is elected at once", AT_ONCE_S)
+    schedule.until(lambda: _sender_token(queue) > token, f"another sender than {name} is elected at once", AT_ONCE_S)
     elected_s = world.loop.now_s
 
     def goes_on() -> bool:
@@ -140,19 +141,19 @@ def close_sender(schedule: Schedule) -> None:
 
 def close_reader(schedule: Schedule) -> None:
     """The elected reader closes: what its application was done with is committed, and another one goes on at once, there."""
-    world = schedule.world
+    queue = schedule.queue
     calmed(schedule)
     schedule.until(schedule.is_all_read, "all is read", SOON_S)
     name = _elected(schedule, _readers)
-    progress, token, reached = world.ledger.progress["main"], _reader_token(world), _reached(world)
+    progress, token, reached = queue.ledger.progress["main"], _reader_token(queue), _reached(queue)
     if not token:
         return
     _stopped(schedule, name, 6.0)
-    generation, place = world.ledger.done.get(name, (0, (0, 0)))
+    generation, place = queue.ledger.done.get(name, (0, (0, 0)))
     if generation == progress.generation and progress.committed < place:
         raise Violation(f"6: {name} was closed, done up to {place}, and {progress.committed} is committed")
-    schedule.until(lambda: _reader_token(world) > token, f"another reader than {name} is elected at once", AT_ONCE_S)
-    schedule.until(lambda: _reached(world) > reached, "reading goes on at once", AT_ONCE_S)
+    schedule.until(lambda: _reader_token(queue) > token, f"another reader than {name} is elected at once", AT_ONCE_S)
+    schedule.until(lambda: _reached(queue) > reached, "reading goes on at once", AT_ONCE_S)
 
 
 def resign(schedule: Schedule) -> None:
@@ -163,51 +164,52 @@ def resign(schedule: Schedule) -> None:
         name = _elected(schedule, _coordinators)
         _stopped(schedule, name, 6.0)
         schedule.until(
-            lambda: _first(world, _coordinators) not in ("", name), "another coordinator is elected", AT_ONCE_S
+            lambda: _first(schedule, _coordinators) not in ("", name), "another coordinator is elected", AT_ONCE_S
         )
 
 
-def _sender_token(world: World) -> int:
-    return 0 if world.document is None else world.document.sender_token
+def _sender_token(queue: Queue) -> int:
+    return 0 if queue.document is None else queue.document.sender_token
 
 
-def _main(world: World) -> Subscription | None:
-    return None if world.document is None else world.document.subscription("main")
+def _main(queue: Queue) -> Subscription | None:
+    return None if queue.document is None else queue.document.subscription("main")
 
 
-def _reader_token(world: World) -> int:
-    main = _main(world)
+def _reader_token(queue: Queue) -> int:
+    main = _main(queue)
     return 0 if main is None else main.reader_token
 
 
-def _reached(world: World) -> int:
-    return max(world.ledger.progress["main"].delivered, default=-1)
+def _reached(queue: Queue) -> int:
+    return max(queue.ledger.progress["main"].delivered, default=-1)
 
 
 # ---- who stands
 
-_Election = Callable[[World], str]
+_Election = Callable[[Queue], str]
 """Where it is."""
 
 
-def _coordinators(_: World) -> str:
+def _coordinators(_: Queue) -> str:
     return Paths(CLUSTER).coordinator_election
 
 
-def _senders(world: World) -> str:
-    return "" if world.document is None else Paths(CLUSTER).senders(world.document.queue_id)
+def _senders(queue: Queue) -> str:
+    return "" if queue.document is None else Paths(CLUSTER).senders(queue.document.queue_id)
 
 
-def _readers(world: World) -> str:
-    main = _main(world)
-    if world.document is None or main is None:
+def _readers(queue: Queue) -> str:
+    main = _main(queue)
+    if queue.document is None or main is None:
         return ""
-    return Paths(CLUSTER).readers(world.document.queue_id, main.subscription_id)
+    return Paths(CLUSTER).readers(queue.document.queue_id, main.subscription_id)
 
 
-def _first(world: World, election: _Election) -> str:
+def _first(schedule: Schedule, election: _Election) -> str:
     """Who is first in line; empty: nobody."""
-    path, leader = election(world), world.ensemble.leader
+    world, path = schedule.world, election(schedule.queue)
+    leader = world.ensemble.leader
     node = first_in_line(list(leader.children.get(path, ())))
     process = None if node is None else world.ensemble.process_of(leader.nodes[f"{path}/{node}"].owner)
     return "" if process is None else process.host.name
@@ -219,13 +221,13 @@ def _elected(schedule: Schedule, election: _Election) -> str:
     leader = world.ensemble.leader
 
     def is_lined_up() -> bool:
-        path = election(world)
+        path = election(schedule.queue)
         nodes = [leader.nodes[f"{path}/{node}"] for node in leader.children.get(path, ())]
         standing = [world.ensemble.process_of(node.owner) for node in nodes]
         return len(standing) > 1 and all(one is not None and one.is_alive for one in standing)
 
     schedule.until(is_lined_up, "two stand for election", SOON_S)
-    return _first(world, election)
+    return _first(schedule, election)
 
 
 STOPS: dict[str, tuple[float, Callable[[Schedule], None]]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -48,3 +49,12 @@ def test_a_group_is_added_also_where_the_first_one_was_removed() -> None:
     world = SimpleNamespace(group_names=["g2", "g3", "g4"], add_group=_ignore, start=started.append)
     add_group(cast("Any", SimpleNamespace(world=world)))
     assert started == ["g1-a", "g1-b"]
+
+
+def test_a_queue_s_deletion_leaves_the_chains_of_others() -> None:
+    document = World().document
+    paths = [f"/seriatim/main/queues/{number}/chain" for number in (1, 2)]
+    oracle = Oracle(*cast("tuple[Any, Any, Any]", (None, {}, {})))
+    oracle.documents.update({path: replace(document, name=path) for path in paths})
+    oracle.forget(paths[0])
+    assert list(oracle.documents) == paths[1:]

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from seriatim.protocol import batch
-from seriatim.protocol.chain import ChainDocument, Link
+from seriatim.protocol.chain import Link
 from tests.simulation.disk import KEY, Disk, Table
-from tests.simulation.ledger import Ledger, Violation
+from tests.simulation.ledger import Violation
+from tests.simulation.queue import Queue
 
 
 class Verdict:
-    """On what the ledger holds; `documents`: the chains that ZooKeeper committed last."""
+    """On what the ledger of a queue holds."""
 
-    def __init__(self, ledger: Ledger, documents: Mapping[str, ChainDocument]) -> None:
-        self._ledger = ledger
-        self._documents = documents
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self._ledger = queue.ledger
 
     def undelivered(self) -> Iterator[tuple[str, int]]:
         """Identities that were acknowledged and that nobody was handed, in the place where they are or in one given up.
@@ -32,7 +33,8 @@ class Verdict:
     def lacking(self, subscription: str) -> Iterator[int]:
         """Offsets that it should have been handed since it was sought last, and wasn't; in the order of `undelivered`."""
         progress = self._ledger.progress[subscription]
-        is_there = any(document.subscription(subscription) for document in self._documents.values())
+        document = self._queue.document
+        is_there = document is not None and document.subscription(subscription) is not None
         if subscription in self._ledger.idle or (is_there and progress.start is None):
             return
         start, delivered = progress.start or 0, progress.delivered
@@ -63,11 +65,13 @@ class Verdict:
                 raise Violation(f"9: {record.source}:{record.seq} is delivered behind a later one")
             last_seq[record.source] = record.seq
 
-    def check_copies(self, document: ChainDocument, disks: Mapping[str, Disk], damaged: Collection[bytes]) -> None:
+    def check_copies(self, disks: Mapping[str, Disk], damaged: Collection[bytes]) -> None:
         """Both members of each link hold what its certificate says, but for damage that nobody had to read.
 
         `disks`: by the member's name.
         """
+        document = self._queue.document
+        assert document is not None
         for link in document.links:
             certificate = link.certificate
             if certificate is None or certificate.is_abandoned or certificate.end == 0:

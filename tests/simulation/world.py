@@ -49,7 +49,7 @@ from seriatim.protocol import (
     values,
 )
 from seriatim.protocol.chain import ChainDocument, Link
-from seriatim.protocol.nodes import Paths
+from seriatim.protocol.nodes import Paths, queue_id_from
 from seriatim.protocol.registration import Registration
 from tests.simulation import disk as disks
 from tests.simulation.calls import SimulatedChannel, SimulatedServer
@@ -62,6 +62,7 @@ from tests.simulation.loop import Host, Process, SimulatedEvent, SimulatedLoop
 from tests.simulation.network import Network
 from tests.simulation.once import once_described, once_viewed
 from tests.simulation.oracle import Oracle
+from tests.simulation.queue import Queue
 from tests.simulation.readings import JUDGED
 from tests.simulation.zookeeper_session import SimulatedSession
 
@@ -123,8 +124,10 @@ class World:
         self.ensemble = Ensemble(self.loop, self.chance)
         self.hosts: dict[str, Host] = {}
         self.disks: dict[str, Disk] = {}
-        self.ledger = Ledger(self.loop)
-        self.oracle = Oracle(self.loop, self.disks, self.ledger)
+        self.queues: list[Queue] = []
+        self.ledgers: dict[str, Ledger] = {}
+        """By queue."""
+        self.oracle = Oracle(self.loop, self.disks, self.ledgers)
         self.holdings = Holdings(
             self.loop, self.disks, self.oracle.documents, lambda what: self.violated(Violation(what))
         )
@@ -137,15 +140,12 @@ class World:
         """Members that die behind so many more writes: of any kind, or of other than batches."""
         self.at_chain_write: Callable[[], None] | None = None
         """Done once, behind the next write of the chain."""
-        self.queues = 1
-        """So many queues of the same name have been made, one after the other."""
         self.limits = Limits()
-        self.is_draining = False
-        """Whether applications are to send no more."""
         self.may_seek = True
         """Whether applications may seek: what they do just before ZooKeeper is lost may be in no copy of the chain."""
         self._disk_count = 0
         self._addresses = 0
+        self._numbers = itertools.count(1)
         self._lives: list[Process] = []
         self.ensemble.on_write = self._written
         self.ensemble.on_session = self._session_began
@@ -185,6 +185,40 @@ class World:
             host.disk = self._new_disk(name)
             self.add_host(host)
             self.mains[name] = lambda name=name: self._broker(name)  # type: ignore[misc]
+
+    # ---- queues
+
+    def add_queue(self, name: str) -> Queue:
+        """One that there may be; nobody has made it yet."""
+        ledger = self.ledgers[name] = Ledger(self.loop)
+        queue = Queue(name, ledger, self._chain_of)
+        self.queues.append(queue)
+        return queue
+
+    def _chain_of(self, name: str) -> ChainDocument | None:
+        node = self.ensemble.leader.nodes.get(Paths(CLUSTER).name(name))
+        document = None if node is None else self.oracle.documents.get(Paths(CLUSTER).chain(queue_id_from(node.data)))
+        return None if document is None or document.is_deleted else document
+
+    @property
+    def live_queues(self) -> list[Queue]:
+        return [one for one in self.queues if one.is_there]
+
+    def begin_queue(self, queue: Queue) -> None:
+        """It is about to be made."""
+        queue.number = next(self._numbers)
+        queue.is_draining = False
+        queue.is_there = True
+
+    def end_queue(self, queue: Queue) -> None:
+        """It was deleted: what is made under its name from now on has nothing to do with it."""
+        for name in queue.applications:
+            self.kill(name, is_power=False)
+        queue.is_there = False
+        queue.ledger.begin_again()
+        self.oracle.forget(queue.name)
+
+    # ---- machines
 
     def move(self, addresses: Mapping[str, str]) -> None:
         """These hosts, which are down, have other addresses from now on."""
@@ -237,15 +271,6 @@ class World:
     @property
     def coordinator_addresses(self) -> str:
         return ",".join(f"{self.hosts[name].address}:7000" for name in self.coordinator_names)
-
-    @property
-    def document(self) -> ChainDocument | None:
-        return next(iter(self.oracle.documents.values()), None)
-
-    @property
-    def head(self) -> Link | None:
-        """The last link, which records go to."""
-        return None if self.document is None else self.document.last_link
 
     def note(self, what: str) -> None:
         if self.trace is not None:
@@ -446,9 +471,14 @@ class World:
             self._open_before[session_id] = process.host.disk.open_links()
 
     def _deleted(self, path: str, owner: int) -> None:
-        """A member that isn't registered any more in a session that lives has left by itself: what is open then is sealed before it comes back."""
+        """A member that isn't registered any more in a session that lives has left by itself: what is open then is sealed before it comes back.
+
+        A chain that goes is that of a queue that was deleted, or whose making was cut off.
+        """
         if "/members/" in path and self.ensemble.is_live(owner):
             self._open_before[owner] = self._member(path).disk.open_links()
+        if path.endswith("/chain"):
+            self.oracle.documents.pop(path, None)
 
     def _member(self, path: str) -> MemberHost:
         *_, group, _, member = path.split("/")
@@ -467,8 +497,8 @@ class World:
 
     def _is_kept(self, key: LinkKey) -> bool:
         """Whether the chain has it still: one that it let go takes no records, though its member may not have cleared it away yet."""
-        document, (queue_id, epoch) = self.document, key
-        return document is not None and document.queue_id == queue_id and epoch >= document.dropped.epoch
+        document = self.oracle.documents.get(Paths(CLUSTER).chain(key[0]))
+        return document is not None and not document.is_deleted and key[1] >= document.dropped.epoch
 
     def _written(self, path: str, data: bytes, version: int) -> None:
         if version == 0 and "/members/" in path:
@@ -477,11 +507,13 @@ class World:
         if self.at_chain_write is not None and path.endswith("/chain"):
             happens, self.at_chain_write = self.at_chain_write, None
             happens()
-        if self.trace is not None and path.endswith("/chain") and self.document is not None:
-            document = self.document
+        if self.trace is not None and path in self.oracle.documents:
+            document = self.oracle.documents[path]
             links = " ".join(f"{link.epoch}:{link.group}:{link.state}:{link.end}" for link in document.links)
             lists = " ".join(f"{one.name}={one.consume_list}" for one in document.subscriptions)
-            self.note(f"chain {version}: send={document.send_list} {links} {lists} token={document.sender_token}")
+            self.note(
+                f"chain of {document.name} {version}: send={document.send_list} {links} {lists} token={document.sender_token}"
+            )
 
     def _replied(self, path: str, request: Any, reply: Any, known: Any) -> None:
         if (method := path.rpartition("/")[2]) in JUDGED:
