@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from tests.simulation.plants import chain, handing, members, reading, sealing, sending, stopping, unasked
+from tests.simulation.plants import beside, chain, handing, members, reading, sealing, sending, stopping, unasked
 from tests.simulation.plants.plant import Plant
 
 PLANTS: dict[str, Plant] = {
@@ -22,6 +22,7 @@ PLANTS: dict[str, Plant] = {
         *chain.PLANTS,
         *unasked.PLANTS,
         *stopping.PLANTS,
+        *beside.PLANTS,
     )
 }
 
