@@ -250,7 +250,10 @@ class Readings:
         first = self._answered.get(key, (0, 0))
         if first[0] != whose[0] or first > whose:
             return
-        furthest = max(place for of, place in self._progress[key].items() if first <= of <= whose)
+        came = [place for of, place in self._progress.get(key, {}).items() if first <= of <= whose]
+        if not came:
+            return  # that commit was under way when the chain was recovered
+        furthest = max(came)
         document = self._document(reply.queue_id)
         link = None if document is None else document.link(Epoch(furthest[0]))
         certificate = None if link is None else link.certificate

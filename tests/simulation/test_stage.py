@@ -10,11 +10,15 @@ from typing import Any, cast
 from seriatim.broker_group.writer import Deletion, Write
 from seriatim.coordinator.core import chain
 from seriatim.protocol import chain_json
+from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.names import QueueId
 from tests.property.chain_world import World
 from tests.simulation.disk import KEY, Disk
 from tests.simulation.ensemble import Node
 from tests.simulation.oracle import Oracle
+from tests.simulation.readings import Readings
 from tests.simulation.scenarios import add_group
+from tests.simulation.world import World as SimulatedWorld
 
 
 def _ignore(*_: object) -> None: ...
@@ -58,3 +62,18 @@ def test_a_queue_s_deletion_leaves_the_chains_of_others() -> None:
     oracle.documents.update({path: replace(document, name=path) for path in paths})
     oracle.forget(paths[0])
     assert list(oracle.documents) == paths[1:]
+
+
+def test_a_judge_that_fails_itself_ends_the_schedule() -> None:
+    """A coordinator's answers were lost instead, each of them, and a reader waited for ever."""
+    world = SimulatedWorld(0)
+    world.told({}.__getitem__, "unknown")
+    assert str(world.loop.failure) == "KeyError('unknown')"
+
+
+def test_a_commit_under_way_when_a_chain_is_recovered_is_held_against_nobody() -> None:
+    readings = Readings({}, {}, {}, {})
+    readings._answered[1, 1] = (1, 1)
+    readings.recovered(QueueId(2))
+    grant = pb.AcquireReadReply(queue_id=1, token=2, grant=pb.ReadGrant(subscription_id=1, generation=1, epoch=1))
+    readings._check_not_led_past(grant)

@@ -526,8 +526,8 @@ class World:
         """Tell ledger or oracle what happened: nothing goes on where that breaks an invariant."""
         try:
             tell(*arguments)
-        except Violation as violation:
-            self.violated(violation)
+        except Exception as error:  # one of their own would be lost, and with it the answer that was looked at
+            self.violated(error if isinstance(error, Violation) else Violation(repr(error)))
 
     def violated(self, violation: Violation) -> None:
         """Nothing goes on after this."""
