@@ -31,10 +31,25 @@ _WIPE = "\r\x1b[K"
     metavar="SECONDS",
     help="Look again, for so long, at rows that differ: where the source is written to, the target is behind. [default: not]",
 )
+@click.option(
+    "--examples",
+    type=click.IntRange(min=0),
+    default=5,
+    show_default=True,
+    metavar="N",
+    help="Of the rows that differ tell the first ones of each table, by their keys.",
+)
 @click.option("--json", "is_json", is_flag=True, help="One JSON object a table, and a last one with the verdict.")
 @click.pass_context
 def verify(
-    context: click.Context, *, source: str, target: str, tables: tuple[str, ...], settle_s: float, is_json: bool
+    context: click.Context,
+    *,
+    source: str,
+    target: str,
+    tables: tuple[str, ...],
+    settle_s: float,
+    examples: int,
+    is_json: bool,
 ) -> None:
     """Compare two databases, chunk by chunk along the primary keys; ends with 0 when identical, 1 when not.
 
@@ -52,7 +67,13 @@ def verify(
     try:
         with interruptible():  # psycopg cancels the query under way then; else the server would go on with it
             comparison = compare(
-                source, target, wanted, settle_s=settle_s, on_progress=output.progress, on_table=output.table
+                source,
+                target,
+                wanted,
+                settle_s=settle_s,
+                examples=examples,
+                on_progress=output.progress,
+                on_table=output.table,
             )
     finally:
         output.wipe()

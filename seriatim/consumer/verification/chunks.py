@@ -55,7 +55,7 @@ _AGAIN_S: Final = 1.0
 _NO_BUCKET: Final[tuple[int, Iterator[Texts]]] = (-1, iter(()))
 
 
-class Side(NamedTuple):
+class _Side(NamedTuple):
     """Where a table is read, and what of it: the source's key, and the columns that both have.
 
     `rows`: its own, without those of tables that inherit from it, which are compared by themselves.
@@ -81,6 +81,7 @@ class Side(NamedTuple):
 class _Tally:
     """Counts of one table on the way, and who is told how many rows are compared."""
 
+    most_examples: int
     on_rows: Callable[[int], None]
     rows: int = 0
     differences: Counter[Kind] = field(default_factory=Counter)
@@ -88,7 +89,7 @@ class _Tally:
 
     def note(self, example: Example, number: int = 1) -> None:
         self.differences[example.kind] += number
-        if len(self.examples) < MOST_AGAIN:
+        if len(self.examples) < self.most_examples:
             self.examples.append(example)
 
 
@@ -107,11 +108,12 @@ def compare_table(
     `on_rows` is told how many rows are compared after each chunk. `settle`: to look again at rows that differ, if they have a key and are at
     most `MOST_AGAIN`. Raises what psycopg raises.
     """
-    tally = _Tally(on_rows)
     columns = tuple(name for name in source.columns if name in target.columns)
-    ours = Side(connections[0], _rows_of(source), source, columns)
-    sides = ours, Side(connections[1], _rows_of(target), source, columns)
+    ours = _Side(connections[0], _rows_of(source), source, columns)
+    sides = ours, _Side(connections[1], _rows_of(target), source, columns)
     is_by_key = bool(source.key_order) and source.key_order == target.key_order
+    again = settle if is_by_key else None  # of other tables an example is a whole row
+    tally = _Tally(examples if again is None else max(examples, MOST_AGAIN), on_rows)
     if not is_by_key:
         _compare_as_multiset(sides, tally)
     elif any(column.has_collation for column in source.key):
@@ -119,8 +121,8 @@ def compare_table(
     else:
         _compare_by_key(sides, chunk_rows, tally)
     found, told, changing = tally.differences, tally.examples, 0
-    if settle is not None and is_by_key and found.total() == len(told):
-        told, changing = settled(sides, told, settle)
+    if again is not None and 0 < found.total() <= MOST_AGAIN:
+        told, changing = _settled(sides, told, again)
         found = Counter(example.kind for example in told)
     return TableResult(
         ".".join(source.name), tally.rows, found["missing"], found["extra"], found["different"],
@@ -135,7 +137,7 @@ def _rows_of(table: Table) -> Fragment:
 # ------------------------------------------------------------------------------------------------------------ by key
 
 
-def _compare_by_key(sides: tuple[Side, Side], chunk_rows: int, tally: _Tally) -> None:
+def _compare_by_key(sides: tuple[_Side, _Side], chunk_rows: int, tally: _Tally) -> None:
     source, target = sides
     for between in _chunks(source, (None, None), chunk_rows):
         found = _sum(source, between)
@@ -147,7 +149,7 @@ def _compare_by_key(sides: tuple[Side, Side], chunk_rows: int, tally: _Tally) ->
         tally.on_rows(tally.rows)
 
 
-def _chunks(side: Side, between: Between, chunk_rows: int) -> Iterator[Between]:
+def _chunks(side: _Side, between: Between, chunk_rows: int) -> Iterator[Between]:
     """Parts of what lies between two keys, each with so many rows of this side, the last one with what is left."""
     lower, last = between
     while (upper := _end_of_chunk(side, (lower, last), chunk_rows)) is not None:
@@ -156,7 +158,7 @@ def _chunks(side: Side, between: Between, chunk_rows: int) -> Iterator[Between]:
     yield lower, last
 
 
-def _end_of_chunk(side: Side, between: Between, chunk_rows: int) -> Key | None:
+def _end_of_chunk(side: _Side, between: Between, chunk_rows: int) -> Key | None:
     """The key, as text, of the chunk's last row; None where what lies between ends before."""
     query = sql.SQL("SELECT {} FROM {}{} ORDER BY {} OFFSET {} LIMIT 1").format(
         side.keys,
@@ -168,7 +170,7 @@ def _end_of_chunk(side: Side, between: Between, chunk_rows: int) -> Key | None:
     return cast("Key | None", side.connection.execute(query).fetchone())
 
 
-def _sum(side: Side, between: Between) -> tuple[int, int]:
+def _sum(side: _Side, between: Between) -> tuple[int, int]:
     query = sql.SQL("SELECT count(*), coalesce(sum({}), 0)::text FROM {}{}").format(
         _hash(side, side.values, 60), side.rows, _between(side.table, *between)
     )
@@ -176,7 +178,7 @@ def _sum(side: Side, between: Between) -> tuple[int, int]:
     return (0, 0) if row is None else (row[0], int(row[1]))
 
 
-def _hash(side: Side, texts: Fragment, bits: int) -> Fragment:
+def _hash(side: _Side, texts: Fragment, bits: int) -> Fragment:
     """The first bits of a row's md5, in whatever encoding the server has it.
 
     A database without one (SQL_ASCII) may hold what is no UTF-8, and refuses to make that of it: its bytes are taken as they are.
@@ -187,7 +189,7 @@ def _hash(side: Side, texts: Fragment, bits: int) -> Fragment:
     )
 
 
-def _compare_rows(of: Side, ours: Iterable[Texts], theirs: Iterable[Texts], tally: _Tally) -> None:
+def _compare_rows(of: _Side, ours: Iterable[Texts], theirs: Iterable[Texts], tally: _Tally) -> None:
     """Hold the source's rows of a chunk, each behind its key, and stream the target's past them (the target may have any number more).
 
     A key that is there twice, where the index of the primary key is damaged, counts as often as it is there.
@@ -213,7 +215,7 @@ def _compare_rows(of: Side, ours: Iterable[Texts], theirs: Iterable[Texts], tall
             tally.note(Example("missing", key), len(others))
 
 
-def _rows(side: Side, between: Between) -> Iterator[Texts]:
+def _rows(side: _Side, between: Between) -> Iterator[Texts]:
     query = sql.SQL("SELECT {}, {} FROM {}{} ORDER BY {}").format(
         side.keys, side.values, side.rows, _between(side.table, *between), _keyed(side.table)
     )
@@ -258,7 +260,7 @@ def _texts(table: Table, columns: tuple[str, ...]) -> Fragment:
 # -------------------------------------------------------------------------------------------------------- by buckets
 
 
-def _compare_by_buckets(sides: tuple[Side, Side], tally: _Tally) -> None:
+def _compare_by_buckets(sides: tuple[_Side, _Side], tally: _Tally) -> None:
     counted = sides[0].connection.execute(sql.SQL("SELECT count(*) FROM {}").format(sides[0].rows)).fetchone()
     tally.rows = 0 if counted is None else counted[0]
     buckets = min(_MOST_BUCKETS, tally.rows // _FETCHED + 1)
@@ -269,18 +271,18 @@ def _compare_by_buckets(sides: tuple[Side, Side], tally: _Tally) -> None:
         _compare_buckets(sides, buckets, unlike, tally)
 
 
-def _bucket(side: Side, buckets: int) -> Fragment:
+def _bucket(side: _Side, buckets: int) -> Fragment:
     return sql.SQL("({} % {})::integer").format(_hash(side, side.keys, 32), sql.Literal(buckets))
 
 
-def _sums(side: Side, buckets: int) -> dict[int, tuple[int, str]]:
+def _sums(side: _Side, buckets: int) -> dict[int, tuple[int, str]]:
     query = sql.SQL("SELECT {}, count(*), sum({})::text FROM {} GROUP BY 1").format(
         _bucket(side, buckets), _hash(side, side.values, 60), side.rows
     )
     return {number: (rows, total) for number, rows, total in side.connection.execute(query)}
 
 
-def _compare_buckets(sides: tuple[Side, Side], buckets: int, wanted: list[int], tally: _Tally) -> None:
+def _compare_buckets(sides: tuple[_Side, _Side], buckets: int, wanted: list[int], tally: _Tally) -> None:
     of_both = [_buckets(side, buckets, wanted) for side in sides]
     nexts = [next(found, _NO_BUCKET) for found in of_both]
     for number in wanted:
@@ -289,7 +291,7 @@ def _compare_buckets(sides: tuple[Side, Side], buckets: int, wanted: list[int], 
         nexts = [next(of_both[side], _NO_BUCKET) if nexts[side][0] == number else nexts[side] for side in (0, 1)]
 
 
-def _buckets(side: Side, buckets: int, wanted: list[int]) -> Iterator[tuple[int, Iterator[Texts]]]:
+def _buckets(side: _Side, buckets: int, wanted: list[int]) -> Iterator[tuple[int, Iterator[Texts]]]:
     """Those that have rows, in their order. Each one's rows are to be taken before the next one is.
 
     By a join: PostgreSQL before 14 goes through a list for each row, and later ones go through what isn't a list of the column's very type.
@@ -305,7 +307,7 @@ def _buckets(side: Side, buckets: int, wanted: list[int]) -> Iterator[tuple[int,
 # ------------------------------------------------------------------------------------------------------- as multiset
 
 
-def _compare_as_multiset(sides: tuple[Side, Side], tally: _Tally) -> None:
+def _compare_as_multiset(sides: tuple[_Side, _Side], tally: _Tally) -> None:
     ours, theirs = map(_counted, sides)
     left, right = next(ours, None), next(theirs, None)
     while left is not None or right is not None:
@@ -327,7 +329,7 @@ def _compare_as_multiset(sides: tuple[Side, Side], tally: _Tally) -> None:
     tally.on_rows(tally.rows)
 
 
-def _counted(side: Side) -> Iterator[tuple[bytes, Texts, int]]:
+def _counted(side: _Side) -> Iterator[tuple[bytes, Texts, int]]:
     """Each different row: its text's bytes, by which they are ordered, its values, and how often it is there."""
     query = sql.SQL(
         "SELECT convert_to(ROW({0})::text, 'UTF8') AS seriatim_row, count(*), ARRAY[{0}]::text[] FROM {1} GROUP BY 1, 3 ORDER BY 1"
@@ -336,7 +338,7 @@ def _counted(side: Side) -> Iterator[tuple[bytes, Texts, int]]:
         yield row, tuple(values), number
 
 
-def _streamed(side: Side, query: Fragment) -> Iterator[Texts]:
+def _streamed(side: _Side, query: Fragment) -> Iterator[Texts]:
     with side.connection.cursor(name=f"seriatim_verify_{next(_CURSORS)}") as cursor:
         cursor.itersize = _FETCHED
         yield from cursor.execute(query)
@@ -353,13 +355,14 @@ class Settle:
     look: Callable[[], AbstractContextManager[tuple[Connection, Connection]]]
 
 
-def settled(sides: tuple[Side, Side], differences: list[Example], settle: Settle) -> tuple[list[Example], int]:
+def _settled(sides: tuple[_Side, _Side], differences: list[Example], settle: Settle) -> tuple[list[Example], int]:
     """The differences that stay, whatever each is by then, and how many rows of these the source changed between the last two looks.
 
-    Of databases that are written to, the target is behind: a row that was equal at one look was changed the same on both sides.
+    Of databases that are written to, the target is behind: a row that was equal at one look was changed the same on both sides. It is looked
+    twice at least, unless nothing differs any more.
     """
     deadline_s = time.monotonic() + settle.within_s
-    before: dict[Texts, list[Texts]] = {}
+    before: dict[Texts, list[Texts]] | None = None  # the source's rows at the look before
     while True:
         keys = list(dict.fromkeys(cast("Texts", example.key) for example in differences))
         with settle.look() as connections:
@@ -370,15 +373,15 @@ def settled(sides: tuple[Side, Side], differences: list[Example], settle: Settle
         for key in keys:
             left, right = ours.get(key, []), theirs.get(key, [])
             differences += _unlike(sides[0].columns, key, left, right)
-            changing += left != right and before.get(key, left) != left
+            changing += left != right and before is not None and before.get(key, []) != left
         left_s = deadline_s - time.monotonic()
-        if not differences or left_s <= 0:
+        if not differences or (left_s <= 0 and before is not None):
             return differences, changing
         before = ours
-        time.sleep(min(_AGAIN_S, left_s))
+        time.sleep(min(_AGAIN_S, max(0.0, left_s)))
 
 
-def _by_key(side: Side, keys: Sequence[Texts]) -> dict[Texts, list[Texts]]:
+def _by_key(side: _Side, keys: Sequence[Texts]) -> dict[Texts, list[Texts]]:
     """The rows of these keys. One that is there twice is of a damaged index."""
     found: defaultdict[Texts, list[Texts]] = defaultdict(list)
     size = len(side.table.key)

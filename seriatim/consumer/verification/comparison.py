@@ -50,7 +50,8 @@ def compare(
 
     Each side is read in one REPEATABLE READ snapshot; the two are taken one after the other, so a source that is still
     written to has changed in between, and the target is behind it. `settle_s`: for so long, at most, a table's rows that differ are looked at
-    again, as they are by then (`chunks.settled`). Values are compared as text under the settings the capture writes them with. `on_table` is told of each table as soon as it is compared: with large ones the end comes hours later, or never.
+    again, as they are by then. Values are compared as text under the settings the capture writes them with. `on_table` is told of each table
+    as soon as it is compared: with large ones the end comes hours later, or never.
 
     Raises:
         DatabaseUnreachable: a side can't be reached, or was lost.

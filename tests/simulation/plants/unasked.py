@@ -52,7 +52,7 @@ PLANTS = (
         "recovered over ZooKeeper's",
         "a queue goes on from the newest copy of a member, unless ZooKeeper's chain has more links",
         changed(recovery, "newest", _over_zookeepers),
-        within=200,  # 6 of 800 find it
+        within=400,  # 8 of 1,600 find it
         shape=Shape(kinds=("recovered by several",), faults=(1, 1), coordinators=(2,), paces=(2,), replays=0.0),
         finds="4: ",
     ),
