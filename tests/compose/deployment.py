@@ -75,10 +75,12 @@ class Deployment:
         self.client = client
         self.project = project
         self.ports: dict[str, str] = {}
-        # Sessions a little shorter than the default: a fault that only time tells costs less of it.
+        # Sessions a little shorter than the default: a fault that only time tells costs less of it. Micro-batches more seldom: each
+        # costs the same, however few records it has.
         self.settings = {
             "COMPOSE_PROJECT_NAME": project,
             "SESSION_TIMEOUT_MS": "3000",
+            "REPLAY_TRIGGER_MS": "500",
             "POSTGRES_PASSWORD": PASSWORD,
             **images,
         }
