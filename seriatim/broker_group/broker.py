@@ -68,7 +68,8 @@ class Broker:
     looked whether they are read to their end; `drained_wanted` is set when one comes to it. `has_compared`: the disk with the
     chains, since ZooKeeper was connected last; `disconnections`: how often it was lost. `set_back`: queues of which the disk knows
     more than their chains (`core.setback`). `unknown_chains`: queues of whose chains the disk has a copy, and ZooKeeper nothing, by
-    name. `unread_chains`: queues whose chains aren't understood, damaged or a newer version's, and why: what is lacking of those isn't
+    name; `unknown_before`: those when the last pass of the resync ended, since the next one that ends tells what is lacking of them.
+    `unread_chains`: queues whose chains aren't understood, damaged or a newer version's, and why: what is lacking of those isn't
     known. `known_to_peer`: queues of which only the other member knows more than their chains, so that nobody can tell what is
     lacking of them here. `damaged`: batches that are to be mended from the peer. `unreadable`: where a read met what can't be read, and can't be
     mended here.
@@ -97,6 +98,7 @@ class Broker:
         self.set_back: dict[QueueId, str] = {}
         self.unknown_chains: dict[QueueId, str] = {}
         self.unread_chains: dict[QueueId, str] = {}
+        self.unknown_before: frozenset[QueueId] = frozenset()
         self.known_to_peer: frozenset[QueueId] = frozenset()
         self.opened: Callable[[LinkKey], None] = lambda _: None
         self._links: dict[LinkKey, LinkRecord | LinkRunner] = {}

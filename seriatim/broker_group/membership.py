@@ -300,8 +300,14 @@ class Membership:
         return Registration(
             broker.incarnation, self._address, broker.peer.connected, is_in_sync, broker.room.has_room, problem,
             self._outside, broker.has_compared, tuple(sorted({*broker.set_back, *broker.unknown_chains})),
-            self.direct, tuple(sorted({*broker.unread_chains, *broker.known_to_peer})), lacking,
+            self.direct, self._untold(), lacking,
         )  # fmt: skip
+
+    def _untold(self) -> tuple[QueueId, ...]:
+        """Queues of which nobody can tell what is lacking here; of those that ZooKeeper knows again, the pass behind that tells."""
+        broker = self._broker
+        known_by_members = broker.unknown_chains.keys() | broker.unknown_before | broker.known_to_peer
+        return tuple(sorted(broker.unread_chains.keys() | known_by_members))
 
     def _names(self, queue_ids: Iterable[QueueId]) -> str:
         """Of these queues, as far as a copy of their chains is here."""

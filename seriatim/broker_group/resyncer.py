@@ -222,11 +222,12 @@ class Resyncer:
             broker.is_registration_old.set()
 
     def _found_known_to_peer(self, queue_ids: Iterable[QueueId]) -> None:
-        """As of unread ones: on a blank disk nothing shows that a queue was lost, nor what was here of it."""
+        """As of unread ones: on a blank disk nothing shows that a queue was lost, nor what was here of it. And which are lost by now."""
         broker = self._broker
         known = frozenset(queue_ids) - broker.set_back.keys() - broker.unknown_chains.keys()
-        if known != broker.known_to_peer:
-            broker.known_to_peer = known
+        unknown = frozenset(broker.unknown_chains)
+        if (known, unknown) != (broker.known_to_peer, broker.unknown_before):
+            broker.known_to_peer, broker.unknown_before = known, unknown
             broker.is_registration_old.set()
 
     async def _chain(self, queue_id: QueueId) -> SeenChain | str | None:

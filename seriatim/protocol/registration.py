@@ -21,8 +21,8 @@ class Registration:
     (protocol.md 7). `is_accepting`: its disk has room for records (H17). `problem`: for a person; empty where there is none.
     `outside`: the address that reaches it from outside of the cluster's network; empty where `address` does. `has_compared`: its
     disk with the chains, since it came to ZooKeeper. `set_back`: queues of which its disk knows more than their chains. `direct`:
-    where it takes batches without gRPC; empty: nowhere. `unread`: queues whose chains it doesn't understand, or of which the other
-    member knows more than their chains: in sync isn't said of those. `lacking`: where it isn't in sync, the queues of which it lacks
+    where it takes batches without gRPC; empty: nowhere. `unread`: queues whose chains it doesn't understand, or of which a member
+    knows more than ZooKeeper: in sync isn't said of those. `lacking`: where it isn't in sync, the queues of which it lacks
     something, and of no others; none: that isn't known.
     """
 

@@ -1679,6 +1679,38 @@ def test_a_blank_disk_is_not_in_sync_with_a_queue_that_only_the_other_member_kno
     with_links(scenario)
 
 
+def test_a_member_is_not_in_sync_with_a_queue_that_zookeeper_lost_until_it_has_looked_behind_its_recovery(
+    with_links: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it lacked of that queue it told only behind the pass in which it saw the chain again; until then it was in sync."""
+
+    async def scenario(broker: Broker, _: LinkRunner) -> None:
+        zookeeper = ZooKeeperWithAnotherQueue()
+        membership = Membership(broker, cast("ZooKeeperSession", zookeeper), "")
+        resyncer, _keeper = resyncer_of(broker, zookeeper)
+        zookeeper.state = "whole"
+        data, version = await zookeeper.get(Paths("c").chain(QueueId(9)))
+        await broker.saw_chain(SeenChain(chain_json.decode(data), ChainVersion(version), data))
+        zookeeper.state = "lost"
+        broker.doubt, broker.lacking = "", await resyncer._pass()
+        said = [membership._registration()]
+        carried_out = resyncer._carry_out
+
+        async def watched(*arguments: Any) -> None:
+            said.append(membership._registration())
+            await carried_out(*arguments)
+
+        monkeypatch.setattr(resyncer, "_carry_out", watched)
+        zookeeper.state = "whole"
+        broker.lacking = await resyncer._pass()
+        assert broker.unknown_chains == {}
+        said.append(membership._registration())
+        assert len(said) == 3
+        assert all(one.is_in_sync_with(RECORD.queue_id) and not one.is_in_sync_with(QueueId(9)) for one in said)
+
+    with_links(scenario)
+
+
 def test_what_is_missing_is_copied_only_as_long_as_there_is_room_for_seals(
     with_links: Callable[[Scenario], None],
 ) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from seriatim.protocol import seriatim_pb2 as pb
+from seriatim.protocol.chain import LinkState
 from tests.simulation.ledger import Violation
 from tests.simulation.queue import Queue
 from tests.simulation.scenarios import SOON_S, asked, calmed, lost_with_a_disk, to_make
@@ -80,6 +81,12 @@ def _is_to_be_sought(schedule: Schedule, queue: Queue) -> bool:
     return queue.document is not None and bool(schedule.links_without_cursors(queue.document))
 
 
+def _has_lost(queue: Queue) -> bool:
+    """Whether it waits for an operator itself."""
+    document = queue.document
+    return document is not None and any(link.state is LinkState.LOST for link in document.links)
+
+
 def lose_cursors_of_other(schedule: Schedule) -> None:
     """Of a link of it, both members lack commits, until somebody says from where to read: their group comes back for the first queue (12)."""
     world, first, other = schedule.world, schedule.world.queues[0], schedule.other
@@ -99,7 +106,9 @@ def lose_cursors_of_other(schedule: Schedule) -> None:
             return  # all had read it to its end by then
         for name in first.readers:
             world.start(name)
-        schedule.until(lambda: schedule.is_listed(first), f"{link.group} comes back for {first.name}", SOON_S)
+        schedule.until(
+            lambda: schedule.is_listed(first) or _has_lost(first), f"{link.group} comes back for {first.name}", SOON_S
+        )
 
 
 BESIDE: dict[str, tuple[float, Callable[[Schedule], None]]] = {
