@@ -306,8 +306,8 @@ class Membership:
     def _untold(self) -> tuple[QueueId, ...]:
         """Queues of which nobody can tell what is lacking here; of those that ZooKeeper knows again, the pass behind that tells."""
         broker = self._broker
-        known_by_members = broker.unknown_chains.keys() | broker.unknown_before | broker.known_to_peer
-        return tuple(sorted(broker.unread_chains.keys() | known_by_members))
+        known_again = broker.unknown_before - broker.unknown_chains.keys()
+        return tuple(sorted(broker.unread_chains.keys() | broker.known_to_peer | known_again))
 
     def _names(self, queue_ids: Iterable[QueueId]) -> str:
         """Of these queues, as far as a copy of their chains is here."""

@@ -20,9 +20,9 @@ class Registration:
     `peer`: the incarnation of the other member that it is connected to. `is_in_sync`: it holds everything it should
     (protocol.md 7). `is_accepting`: its disk has room for records (H17). `problem`: for a person; empty where there is none.
     `outside`: the address that reaches it from outside of the cluster's network; empty where `address` does. `has_compared`: its
-    disk with the chains, since it came to ZooKeeper. `set_back`: queues of which its disk knows more than their chains. `direct`:
-    where it takes batches without gRPC; empty: nowhere. `unread`: queues whose chains it doesn't understand, or of which a member
-    knows more than ZooKeeper: in sync isn't said of those. `lacking`: where it isn't in sync, the queues of which it lacks
+    disk with the chains, since it came to ZooKeeper. `set_back`: queues of which its disk knows more than ZooKeeper. `direct`:
+    where it takes batches without gRPC; empty: nowhere. `unread`: queues whose chains it doesn't understand, or of which the other
+    member knows more than ZooKeeper. In sync is said of none of these. `lacking`: where it isn't in sync, the queues of which it lacks
     something, and of no others; none: that isn't known.
     """
 
@@ -41,7 +41,8 @@ class Registration:
 
     def is_in_sync_with(self, queue_id: QueueId) -> bool:
         """Whether it holds everything it should of a queue."""
-        return (self.is_in_sync or bool(self.lacking)) and queue_id not in (*self.lacking, *self.unread)
+        is_told = self.is_in_sync or bool(self.lacking)
+        return is_told and queue_id not in (*self.lacking, *self.unread, *self.set_back)
 
     def encode(self) -> bytes:
         content = {

@@ -1694,6 +1694,7 @@ def test_a_member_is_not_in_sync_with_a_queue_that_zookeeper_lost_until_it_has_l
         zookeeper.state = "lost"
         broker.doubt, broker.lacking = "", await resyncer._pass()
         said = [membership._registration()]
+        assert (said[0].is_in_sync, said[0].unread) == (True, ()), "it lacks nothing of all others"
         carried_out = resyncer._carry_out
 
         async def watched(*arguments: Any) -> None:
