@@ -366,12 +366,17 @@ class Broker:
         """What lies in a damaged table of RocksDB's can't be mended batch by batch: it trusts no table that it can't read."""
         if key in self._links and self.unreadable.get((key, index)) != unread:
             self.unreadable[key, index] = unread
-            self.found_lacking(key[0], self.unreadable_problems[key[0]])
+            self.found_lacking(key[0], self._unreadable_problem(key[0]))
 
     @property
     def unreadable_problems(self) -> dict[QueueId, str]:
-        """For people, by queue; of each the first."""
-        return {key[0]: f"{self.told(key)}: {one.why}" for (key, _), one in reversed(self.unreadable.items())}
+        """For people, by queue, the one that was met first before the others."""
+        met = dict.fromkeys(key[0] for key, _ in self.unreadable)
+        return {queue_id: self._unreadable_problem(queue_id) for queue_id in met}
+
+    def _unreadable_problem(self, queue_id: QueueId) -> str:
+        """The first of a queue that has one: of a damaged table they are as many as its batches, and each is met by itself."""
+        return next(f"{self.told(key)}: {one.why}" for (key, _), one in self.unreadable.items() if key[0] == queue_id)
 
     async def read_again(self) -> None:
         """What couldn't be read is asked of the disk once more: a failure that passes, as where no file could be opened, is none."""

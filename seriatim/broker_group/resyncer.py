@@ -113,7 +113,7 @@ class Resyncer:
         held = await self._held()
         left = resync.plan(self._broker.name, documents, held)
         self._found_unread(unread)  # only now: what lacks of one that is understood again is told with it, below
-        self._found_known_to_peer(known_to_peer)
+        self._found_known_to_members(known_to_peer)
         steps = Counter(action.queue_id for action in left)
         problems: dict[QueueId, str] = {}
         for found in (
@@ -221,10 +221,10 @@ class Resyncer:
             broker.unread_chains = unread
             broker.is_registration_old.set()
 
-    def _found_known_to_peer(self, queue_ids: Iterable[QueueId]) -> None:
+    def _found_known_to_members(self, known_to_peer: Iterable[QueueId]) -> None:
         """As of unread ones: on a blank disk nothing shows that a queue was lost, nor what was here of it. And which are lost by now."""
         broker = self._broker
-        known = frozenset(queue_ids) - broker.set_back.keys() - broker.unknown_chains.keys()
+        known = frozenset(known_to_peer) - broker.set_back.keys() - broker.unknown_chains.keys()
         unknown = frozenset(broker.unknown_chains)
         if (known, unknown) != (broker.known_to_peer, broker.unknown_before):
             broker.known_to_peer, broker.unknown_before = known, unknown
